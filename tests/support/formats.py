@@ -196,7 +196,7 @@ def make_cards() -> NodeCards:
     """Return what gpulockd knows of two cards."""
     cards = NodeCards(BOOT)
     card, other = cards.of(CARD), cards.of(OTHER)
-    card.found, card.most, card.tested = {"command": "", "memory": "3 MiB"}, (16, 18), 900.5
+    card.checks, card.most, card.tested = {"command": "", "memory": "3 MiB"}, (16, 18), 900.5
     other.suspect = "it does not answer"
     cards.known, cards.marks = {CARD, OTHER}, {(CARD, "xid 79"): 2}
     cards.sequence, cards.loaded = 4711, 2.5

@@ -178,7 +178,7 @@ class SnapshotJoin:
             if device.owner is not None:
                 device.idle_since = self._idle_since(row.id, device.owner)
         if row.id in self.facts.cards.states:
-            device.checks = self.facts.cards.states[row.id].found
+            device.checks = self.facts.cards.states[row.id].checks
         device.xids = {
             number: (times, at + self.offset)
             for (of, number), (times, at) in self.facts.cards.xids.items()

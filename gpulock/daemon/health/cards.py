@@ -25,7 +25,7 @@ FIRST_SXID = 10_000  # an NVSwitch's numbers have five digits, a GPU's XIDs less
 
 
 class CardState:
-    """One device. `found` has why each check failed, and nothing for one that is good.
+    """One device. `checks` has why each check failed, and nothing for one that is good.
 
     A check that could not be made is not there, but memory that was left in use stays until it is
     looked at again. `most` are the lanes and the NVLinks that it had at most, 0 where that is not
@@ -34,14 +34,14 @@ class CardState:
     """
 
     def __init__(self) -> None:
-        self.found: dict[str, str] = {}
+        self.checks: dict[str, str] = {}
         self.most: tuple[int, int] = (0, 0)
         self.tested: "float | None" = None
         self.suspect = ""
 
     def failed(self) -> dict[str, str]:
         """Return the checks that failed, and why."""
-        return {name: why for name, why in self.found.items() if why}
+        return {name: why for name, why in self.checks.items() if why}
 
     def describe_failed(self) -> str:
         """Return why the card is worse than it should be for any job, or nothing."""
@@ -50,13 +50,13 @@ class CardState:
     def note_command(self, failure: str, begun: float) -> None:
         """Note how HEALTH_COMMAND ended; a card that does not answer stays suspect for that."""
         before = self.describe_failed()
-        self.found[COMMAND], self.tested = failure, begun
+        self.checks[COMMAND], self.tested = failure, begun
         if self.suspect == before:
             self.suspect = self.describe_failed()
 
     def has_passed(self, since: float) -> bool:
         """Return whether HEALTH_COMMAND was started after `since`, and has ended well."""
-        return (self.tested or 0.0) > since and self.found.get(COMMAND) == ""
+        return (self.tested or 0.0) > since and self.checks.get(COMMAND) == ""
 
 
 class NodeCards:
@@ -122,7 +122,7 @@ def parse_cards(text: str, boot_id: str) -> NodeCards:
         cards.marks[str(name), str(key)] = int(times)
     for name, known in rest["states"].items():
         state = cards.of(name)
-        state.found = {str(check): str(why) for check, why in known["found"].items()}
+        state.checks = {str(check): str(why) for check, why in known["checks"].items()}
         width, links = known["most"]
         state.most = int(width), int(links)
         state.tested = None if known["tested"] is None else float(known["tested"])

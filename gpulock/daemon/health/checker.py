@@ -84,7 +84,7 @@ class CardChecker(Chore):
     def _note_outcome(self, node: Node, command: HealthCommand, failure: str) -> None:
         cards = read_cards(node.settings.state_dir, node.boot_id)
         state = cards.of(command.bus)
-        before = state.found.get(COMMAND)
+        before = state.checks.get(COMMAND)
         state.note_command(failure, command.begun)
         save_changed_cards(node.store, node.settings.state_dir, cards)
         if before and not failure:
@@ -139,4 +139,4 @@ def is_test_due(state: CardState, note: Mapping[str, str], cards: NodeCards, now
         return True
     if note and state.tested <= recovery.test_since(note, cards):
         return True
-    return bool(state.found.get(COMMAND)) and now - state.tested >= AGAIN
+    return bool(state.checks.get(COMMAND)) and now - state.tested >= AGAIN

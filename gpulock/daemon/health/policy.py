@@ -159,10 +159,10 @@ class HealthPolicy(Chore):
             width, links = state.most
             state.most = max(width, seen.pcie_width or 0), max(links, seen.nvlink_active or 0)
             others = [one for other, one in snapshot.fresh.items() if other != name]
-            kept = {key: why for key, why in state.found.items() if key == COMMAND and commanded}
-            if left := state.found.get(MEMORY_CHECK):
+            kept = {key: why for key, why in state.checks.items() if key == COMMAND and commanded}
+            if left := state.checks.get(MEMORY_CHECK):
                 kept[MEMORY_CHECK] = left  # until it is looked at again: while it is held it is not
-            state.found = {
+            state.checks = {
                 **findings.check_links(seen, others, state.most),
                 **kept,
                 **memory.get(name, {}),

@@ -83,7 +83,7 @@ def note_faults(node: Node, xid: str, narrow: str) -> None:
     state, why = node.settings.state_dir, "x8 on PCIe, and its neighbours have x16"
     cards = read_cards(state, node.boot_id)
     cards.xids[xid, 31] = 1, clock_boottime()
-    cards.of(narrow).found = {"pcie_width": why}
+    cards.of(narrow).checks = {"pcie_width": why}
     assert save_cards(state, cards)
     write_device_note(state, QUARANTINE, narrow, POLICY, f"health: {why}")
 

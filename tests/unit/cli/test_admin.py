@@ -310,7 +310,7 @@ def test_a_test_is_asked_for_and_gpulockd_runs_it_once_the_gpu_is_free(site: Sit
     node = site.node()
     cards = read_cards(node.settings.state_dir, node.boot_id)
     cards.of(site.id(3)).tested = clock_boottime() - 90
-    cards.of(site.id(3)).found[COMMAND] = ""
+    cards.of(site.id(3)).checks[COMMAND] = ""
     assert save_cards(node.settings.state_dir, cards)
     assert "passed HEALTH_COMMAND, begun 1m ago" in site.call("why", "3").stdout
     asked = site.call("test", "9", "3")

@@ -20,7 +20,7 @@ def filled() -> NodeCards:
     """Return all that can be known."""
     cards = NodeCards(BOOT)
     one = cards.of(bus(0))
-    one.found, one.most, one.tested = {"command": "it failed", "memory": ""}, (16, 18), 12.5
+    one.checks, one.most, one.tested = {"command": "it failed", "memory": ""}, (16, 18), 12.5
     one.suspect = "it = does not answer"
     cards.known, cards.marks = {bus(0), bus(1)}, {(bus(0), "xid 79"): 2}
     cards.sequence, cards.loaded = 4711, 1.5
@@ -183,7 +183,7 @@ def test_a_check_that_nobody_wants_any_more_is_no_finding(tmp_path: Path) -> Non
     ward.tell(0, *WORDS)
     cards = ward.cards()
     one = cards.of(bus(0))
-    one.found, one.tested = {"command": "HEALTH_COMMAND: it ended with 1"}, ward.now
+    one.checks, one.tested = {"command": "HEALTH_COMMAND: it ended with 1"}, ward.now
     ward.save(cards)
     ward.round(tests=False)
     assert "command" in ward.cards().of(bus(0)).failed()

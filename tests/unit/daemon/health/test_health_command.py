@@ -117,7 +117,7 @@ class Clinic(Ward):
 
     def is_tested(self, number: int) -> bool:
         """Return whether the last test of a card had an outcome."""
-        return COMMAND in self.outcome(number).found
+        return COMMAND in self.outcome(number).checks
 
     def claim(
         self,
@@ -175,7 +175,7 @@ def test_a_free_card_is_tested_without_rights_and_the_outcome_is_kept(
     begun, site.now = site.now, site.now + 1
     site.finish_check()
     site.go_round_without_next()
-    assert site.outcome(0).found["command"] == ""
+    assert site.outcome(0).checks["command"] == ""
     assert site.outcome(0).tested == pytest.approx(begun, abs=0.001), "what came since counts"
     assert site.locks() == []
     assert (site.root / "check.said").read_text().split() == ["nobody", bus(0), "GPU-00000000-aaaa"]

@@ -99,7 +99,7 @@ class Faults(Ward):
     def failed(self) -> set[int]:
         """Return which GPUs fail HEALTH_COMMAND, as far as they were tested."""
         cards = self.cards()
-        return {n for n in range(CARDS) if cards.of(bus(n)).found.get(COMMAND)}
+        return {n for n in range(CARDS) if cards.of(bus(n)).checks.get(COMMAND)}
 
     def away(self) -> set[int]:
         """Return which GPUs are out of service."""

@@ -68,7 +68,7 @@ def scene(tmp_path: Path) -> NodeSnapshot:
             card(3, busy=0.0, processes={80: 1 << 30}),
         )
     cards = node.facts.cards
-    cards.of(bus(0)).found = {"pcie_width": "x8 on PCIe", "memory": ""}
+    cards.of(bus(0)).checks = {"pcie_width": "x8 on PCIe", "memory": ""}
     cards.known = {bus(number) for number in range(4)}
     node.had_xid(0, 79)
     cards.xids["0000:c4:00.0", 20009] = 3, node.now

@@ -38,9 +38,7 @@ RESTARTED = (XID, ECC, RECOVERY)  # a reload of the driver ends them
 # after which a sick GPU is out
 LOOKS = {XID: 1, RECOVERY: 1, ECC: 1, LOST: 3, HANGS: 3, GONE: 3}
 BACK_LOOKS = 4  # after which a sound GPU is back: three clean checks, and the one that began them
-TEST_LOOKS = (
-    HALF + 2
-)  # until HEALTH_COMMAND has passed on it: one at a time, those that are out first
+TEST_LOOKS = HALF + 2  # until HEALTH_COMMAND has passed: one at a time, those that are out first
 AGAIN_LOOKS = int(AGAIN / ROUND) + 1  # more, where it has failed
 DAY = 86400.0
 
@@ -205,7 +203,8 @@ class Faults(Ward):
         """Let gpulockd look at nothing for so long: the next look adds no time to what lasts."""
         self.now += seconds
         for number, (kind, looks) in self.sick.items():
-            self.sick[number] = kind, max(looks - (LOOKS.get(kind, 0) > 1), 0)
+            lasts = LOOKS.get(kind, 0) > 1 or (kind, looks) == (MEMORY, 1)
+            self.sick[number] = kind, max(looks - lasts, 0)
 
     def play(self, faults: int) -> None:
         """Go on until so many faults were injected."""

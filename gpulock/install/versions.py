@@ -3,8 +3,8 @@
 
 A new version is rendered, tried as its scheduler would start it, and on disk, and only then is the
 link swapped: at every instant, and after a power cut at any, `current` leads to a whole set of
-hooks. A damaged one is mended where it is, file by file. The version before is kept: hooks that run
-at that moment load the rest of their modules from it.
+hooks. A damaged one is made anew beside. The version before is kept: hooks that run at that moment
+load the rest of their modules from it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from gpulock.store.locks import LockStore
 
 FOLDER: Final = Path("/usr/lib/gpulock/hooks")
 CURRENT: Final = "current"
+AGAIN: Final = ".again"  # ends the name of every other folder of a version that was damaged
 PLUGIN: Final = "spank_gpulock.so"  # of SPANK, which an administrator makes
 SGE, SLURM = "sge", "slurm"
 _MAPS: Final = {SGE: card_map.MAP_NAME, SLURM: gres_map.MAP_NAME}
@@ -92,18 +93,18 @@ class Hooks(Item):
 
         It is marked as damaged where a file of this package's own version is not as installed.
         """
-        name = version_in_force(self.folder)
+        name, own = version_in_force(self.folder), hooks_version(self.config)
         if name is None and self.folder.is_dir():
             return NOT_IN_FORCE
         if name is not None and not (self.folder / name).is_dir():
             return f"{name} (its folder is gone)"
-        if name is None or name != hooks_version(self.config):
+        if name is None or name.removesuffix(AGAIN) != own:
             return name
         for file, data in hook_folder_files(self.folder / name, self.config).items():
             path = self.folder / name / file
             if not path.is_file() or path.read_bytes() != data:
                 return f"{name} (damaged: {file})"
-        return name
+        return own
 
     def goal(self, wanted: Wanted) -> str | None:
         return hooks_version(self.config) if wanted is Wanted.PRESENT else None
@@ -124,6 +125,7 @@ class Hooks(Item):
         if SGE in schedulers:
             drop_env.drop_env_program()  # without a compiler it raises, before anything is changed
         name, before = hooks_version(self.config), version_in_force(self.folder)
+        name += AGAIN if name == before else ""
         make_public_folder(self.folder)
         if os.geteuid() == 0 and (why := why_untrusted_program(self.folder, (0,))):
             raise InstallError(f"{why}: hooks run as root; make it writable by root alone")

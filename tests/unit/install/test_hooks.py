@@ -159,9 +159,32 @@ def test_a_version_is_tried_and_on_disk_whole_before_it_is_in_force(
     assert synced[len(before) :] == [str(installed.folder)]
 
 
-def test_older_versions_go_but_the_one_before_and_a_damaged_one_is_repaired(
-    installed: Hooks,
+def test_a_damaged_version_is_made_anew_beside_and_put_in_force_whole(
+    installed: Hooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Files replaced one by one would be hooks of two kinds for the jobs of that moment."""
+    switch = versions.switch_hook_version
+    installed.write(Wanted.PRESENT)
+    own = hooks_version(installed.config)
+    for before, after in ((own, f"{own}.again"), (f"{own}.again", own)):
+        damaged = installed.folder / before
+        (damaged / "epilog/sge").write_text("#!/bin/sh\n")
+        (damaged / "lib/gpulock/errors.py").unlink()
+        left = {path: path.stat().st_mtime_ns for path in damaged.rglob("*")}
+
+        def swap(folder: Path, name: str, left: dict[Path, int] = left) -> None:
+            assert {path: path.stat().st_mtime_ns for path in left} == left
+            switch(folder, name)
+
+        monkeypatch.setattr(versions, "switch_hook_version", swap)
+        assert installed.read() == f"{before} (damaged: epilog/sge)"
+        installed.write(Wanted.PRESENT)
+        assert version_in_force(installed.folder) == after
+        assert installed.read() == own
+        assert versions.list_hook_versions(installed.folder) == sorted((before, after))
+
+
+def test_older_versions_go_but_the_one_before(installed: Hooks) -> None:
     first, second = "0.0.1-aaaaaaaaaaaa", "0.0.2-bbbbbbbbbbbb"
     for name in (first, second):
         (installed.folder / name / "lib").mkdir(parents=True)
@@ -171,10 +194,6 @@ def test_older_versions_go_but_the_one_before_and_a_damaged_one_is_repaired(
     assert installed.read() == second
     installed.write(Wanted.PRESENT)
     assert versions.list_hook_versions(installed.folder) == [second, own]
-    (installed.folder / own / "epilog/sge").write_text("#!/bin/sh\n")
-    assert installed.read() == f"{own} (damaged: epilog/sge)"
-    installed.write(Wanted.PRESENT)
-    assert installed.read() == own
     current = installed.folder / "current"
     current.unlink()
     current.symlink_to(first)

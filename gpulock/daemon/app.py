@@ -8,6 +8,7 @@ signal; 1 another one runs; 2 usage; 3 the settings cannot be believed.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import os
 import pkgutil
@@ -91,6 +92,7 @@ def daemon_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Be this node's gpulockd until a signal comes; return the exit code."""
     path = daemon_parser().parse_args(argv).config
+    faulthandler.enable(2)  # the watchdog's SIGABRT writes to the journal where it hung
     os.umask(0o022)  # everybody may read locks and records
     import_all_modules()
     gc.freeze()  # modules never end: no look for cycles passes through them

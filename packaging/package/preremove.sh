@@ -24,4 +24,4 @@ if [ "${GPULOCK_REMOVE:-}" != anyway ]; then
         exit 1
     fi
 fi
-find /usr/lib/gpulock/lib -name __pycache__ -prune -exec rm -rf {} +
+find /usr/lib/gpulock/python -name __pycache__ -prune -exec rm -rf {} +

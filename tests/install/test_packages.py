@@ -23,9 +23,10 @@ from tests.labs.common.installed import SOAK
 pytestmark = [pytest.mark.install, pytest.mark.root, pytest.mark.timeout(900)]
 ROOT: Final = Path(__file__).resolve().parents[2]
 MACHINE: Final = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
-PLAY: Final = f"PYTHONPATH=/{build.LIBRARY}/site-packages python3 -m tests.install.job_load"
+PYTHON: Final = f"PYTHONPATH=/{build.LIBRARY} python3"
+PLAY: Final = f"{PYTHON} -m tests.install.job_load"
 # What `gpulock install sge` does to the node itself.
-INSTALL_HOOKS: Final = """
+INSTALL_HOOKS: Final = f"""
 cat >/tmp/hooks.py <<'END'
 from pathlib import Path
 from gpulock.install.items import FileItem, Wanted, run_items
@@ -33,10 +34,10 @@ from gpulock.install.versions import SGE, Hooks
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 from gpulock.sge.card_map import format_card_map
 settings = read_settings(DEFAULT_PATH)
-mark = FileItem(Path(settings.state_dir, "sge-map"), format_card_map("node1", {}))
+mark = FileItem(Path(settings.state_dir, "sge-map"), format_card_map("node1", {{}}))
 run_items([mark, Hooks(settings, SGE)], Wanted.PRESENT, Path(settings.state_dir), print)
 END
-/usr/lib/gpulock/bin/python3 -I /tmp/hooks.py
+{PYTHON} /tmp/hooks.py
 """
 EXPORTER: Final = "127.0.0.1:19465"
 USERS: Final = f"""
@@ -122,7 +123,7 @@ def packages(built: Built) -> Path:
 def marked(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two releases whose hooks note what they load, and a third whose hooks do not run."""
     folder = tmp_path_factory.mktemp("marked")
-    library = built.root / build.LIBRARY / "site-packages/gpulock"
+    library = built.root / build.LIBRARY / "gpulock"
     texts = {path: path.read_text() for path in library.rglob("*.py")}
     hooks = (library / "sge/prolog.py", library / "sge/epilog.py")
     for release, more in (("1", NOTES), ("2", NOTES), ("3", BROKEN)):
@@ -153,12 +154,12 @@ def check_programs(machine: Machine) -> None:
     programs = ("gpulock", "gpulockd", "gpulock-exporter")
     said = machine.run("; ".join(f"{name} --version" for name in programs))
     assert said.split("\n") == [*(f"{name} {__version__}" for name in programs), ""]
-    shown = machine.run("cd /opt && /usr/lib/gpulock/bin/python3 -m tests.demo")
+    shown = machine.run(f"cd /opt && {PYTHON} -m tests.demo")
     assert "8 GPUs: 8 free" in shown, "hooks of the package run jobs"
     machine.run("! gpulock demo")
     machine.run("test ! -e /etc/gpulock/gpulock.conf; gpulock config")
     assert machine.run("find /usr/lib/gpulock -name '*.so'") == "", "compiled: the distribution's"
-    share = "/usr/lib/gpulock/lib/python/site-packages/gpulock/share/prolog"
+    share = f"/{build.LIBRARY}/gpulock/share/prolog"
     start = f"{share}/drop-env"
     machine.run(f"code=0; {start} || code=$?; test $code = 100; {start} /bin/true 1 0 gpu.q")
     spank = (ROOT / "prolog/spank/spank_gpulock.c").read_text()

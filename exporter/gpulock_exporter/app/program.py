@@ -7,6 +7,7 @@ What it does is set in gpulock.conf; an option of the program counts before its 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from types import FrameType
 
 import gpulock
 from gpulock.daemon.core.journal import notifier_from_environ
+from gpulock.daemon.core.own_program import module_command
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
@@ -40,6 +42,7 @@ AT_FAULT = 3  # exit code; 2 is argparse's own
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the exporter; return the exit code."""
     options = exporter_parser().parse_args(argv)
+    faulthandler.enable(2)  # the watchdog's SIGABRT writes to the journal where it hung
     try:
         settings = apply_exporter_options(read_settings(options.config), options)
         for wrong in settings.faults:
@@ -142,7 +145,7 @@ def worker_command(settings: Settings) -> list[str]:
     """Return how the worker is started: it speaks to NVML, or plays a simulated node."""
     marker = settings.simulation
     source = f"simulated:{os.path.dirname(marker)}" if marker else "nvml"
-    program = [sys.executable, "-m", "gpulock_exporter.worker.process"]
+    program = module_command("gpulock_exporter.worker.process")
     return [*program, str(settings.sample_period), str(settings.process_period), source]
 
 

@@ -8,11 +8,11 @@ that does not answer, so its version is read in a thread.
 from __future__ import annotations
 
 import os
-import sys
 from typing import Final
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
+from gpulock.daemon.core.own_program import module_command
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal, one_line
@@ -96,8 +96,9 @@ def compare_map(settings: Settings, cards: frozenset[str], compared: Seen) -> tu
 
 def renew_map(settings: Settings, ask: bool) -> str:
     """Start the program; return what it wrote; raise Refusal where it could not."""
-    program = SchedulerProgram(sys.executable, ENVIRON, HINT)
-    words = ["-I", "-m", PROGRAM, *(["--ask"] if ask else []), settings.path]
+    python, *words = module_command(PROGRAM)
+    program = SchedulerProgram(python, ENVIRON, HINT)
+    words += [*(["--ask"] if ask else []), settings.path]
     code, output = program.answer(words, Deadline(SECONDS))  # whose failures are sentences of ours
     said = one_line(output.decode("utf-8", "replace").strip())[:LENGTH]
     if code:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import gpulock
+from gpulock.daemon.core.own_program import is_package
 from gpulock.install.files import InstallError, run_program
 from gpulock.install.items import FileItem, Item, Wanted
 from gpulock.install.node_part import NodePart
@@ -65,11 +66,6 @@ def unit_states() -> dict[str, str]:
     """Return the state of each of our units that systemd knows; raise InstallError."""
     states = {unit: unit_state(unit_properties(unit)) for unit in units.UNITS}
     return {unit: state for unit, state in states.items() if state}
-
-
-def is_package() -> bool:
-    """Say whether this gpulock is a distribution's package, which has the units."""
-    return sys.executable == units.PACKAGE_PYTHON
 
 
 def unit_path(unit: str) -> Path:
@@ -149,7 +145,8 @@ class SystemdInstaller(NodePart):
     def drop_ins(self) -> dict[str, str]:
         """Return the drop-in of each unit; raise InstallError."""
         marked = Path(claims_root(self.settings.lock_dir), MARK).exists()
-        return units.drop_in_texts(sys.executable, self.config_path, self.settings, marked)
+        python = "" if is_package() else sys.executable
+        return units.drop_in_texts(python, self.config_path, self.settings, marked)
 
     def items(self, drop_ins: Mapping[str, str]) -> list[Item]:
         """Return the services after their files; of a package's own files none."""

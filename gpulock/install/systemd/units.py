@@ -25,12 +25,10 @@ TMPFILES: Final = "tmpfiles.d/gpulock.conf"
 SYSUSERS: Final = "sysusers.d/gpulock.conf"
 STATIC_FILES: Final = (SYSUSERS, TMPFILES, *UNITS)
 USER: Final = "gpulock-exporter"
-PACKAGE_PYTHON: Final = "/usr/lib/gpulock/bin/python3"  # which the units start
 _UNIT_WRITES: Final = ("/run/", "/var/lib/gpulock/")  # ReadWritePaths= of gpulockd's unit
 _UNIT_LISTENS: Final = ["ListenStream=9465"]
 _MAKE: Final = "ExecStartPre=+/usr/bin/install -d -m 0755"
 _LISTEN: Final = re.compile(r"([0-9.]+|\[[0-9A-Fa-f:.]+\]|):([0-9]{1,5})", re.ASCII)
-_MODULES: Final = ("gpulock.daemon.app", "gpulock_exporter.app.program")  # what both units start
 _ANY_COMMAND: Final = (
     "# IDLE_COMMAND is the site's: it may send mail by a setgid program, through a spool.",
     "ProtectSystem=full",
@@ -67,9 +65,13 @@ def drop_in_texts(
     """Return the drop-in of each unit, empty where it needs none; raise InstallError.
 
     What systemd would read otherwise is refused.
+    `python`: the interpreter that runs both programs, empty where a package brings them.
     `was_isolated`: by cgroup, in this boot, so that something may be left to clear away.
     """
-    daemon, exporter = [start_directives(module, python, config) for module in _MODULES]
+    daemon = start_directives("/usr/sbin/gpulockd", "gpulock.daemon.app", python, config)
+    exporter = start_directives(
+        "/usr/bin/gpulock-exporter", "gpulock_exporter.app.program", python, config
+    )
     if settings.share_mps:  # it may write to the folder itself, not beside it
         daemon.append(f"{_MAKE} {check_unit_path('STATE_DIR', settings.mps_dir)}")
     if folders := writable_folders(settings):
@@ -87,13 +89,13 @@ def drop_in_texts(
     }
 
 
-def start_directives(module: str, python: str, config: Path) -> list[str]:
-    """Return how this Python starts a program, nothing where the unit has it so already."""
-    program = check_unit_path("interpreter", python)
-    words = f"-I -X faulthandler -m {module} --config"
-    line = f"{program} {words} {check_unit_path('settings file', str(config))}"
-    own = f"{PACKAGE_PYTHON} {words} {DEFAULT_PATH}"
-    return [] if line == own else ["ExecStart=", f"ExecStart={line}"]
+def start_directives(program: str, module: str, python: str, config: Path) -> list[str]:
+    """Return how a program is started, nothing where the unit has it so already."""
+    if not python and str(config) == DEFAULT_PATH:
+        return []
+    start = f"{check_unit_path('interpreter', python)} -I -m {module}" if python else program
+    words = f"{start} --config {check_unit_path('settings file', str(config))}"
+    return ["ExecStart=", f"ExecStart={words}"]
 
 
 def check_unit_path(what: str, path: str) -> str:

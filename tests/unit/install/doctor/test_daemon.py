@@ -5,21 +5,20 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core import sample
+import gpulock
+from gpulock.daemon.core import own_program, sample
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor import daemon
 from gpulock.install.doctor.check import FAULT, WARNING, Finding, Report, run_checks
 from gpulock.install.doctor.daemon import systemd_checks
 from gpulock.install.doctor.node import UNREADABLE, check_settings, node_checks
 from gpulock.install.systemd import install, units
-from gpulock.install.systemd.units import PACKAGE_PYTHON
 from gpulock.node.settings import parse_settings
 from gpulock.node.settings_file import read_settings
 from gpulock.store.verdicts import FRESH, write_verdicts
@@ -193,7 +192,7 @@ def test_the_packages_units_are_compared_with_the_settings_once_one_of_them_runs
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = make_systemd_node(tmp_path, monkeypatch)
-    monkeypatch.setattr(sys, "executable", PACKAGE_PYTHON)
+    monkeypatch.setattr(own_program, "LIBRARY", Path(gpulock.__file__).parents[1])
     monkeypatch.setattr(units, "DEFAULT_PATH", str(node.config))
     node.give_package_units()
     node.ctl("systemctl", "enable", DAEMON)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import gpulock
+from gpulock.daemon.core import own_program
 from gpulock.install.files import InstallError
 from gpulock.install.systemd import install
 from gpulock.install.systemd.install import ON, Services, SystemdInstaller, unit_state
-from gpulock.install.systemd.units import DAEMON, EXPORTER, PACKAGE_PYTHON, SOCKET, UNITS
+from gpulock.install.systemd.units import DAEMON, EXPORTER, SOCKET, UNITS
 from tests.support.systemd_site import SystemdNode, driver, make_systemd_node
 
 Plant = Callable[[SystemdNode], None]
@@ -72,7 +74,7 @@ def test_of_a_package_only_the_drop_ins_are_written_and_what_runs_is_started_afr
     node: SystemdNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody enabled the package's units."""
-    monkeypatch.setattr(sys, "executable", PACKAGE_PYTHON)
+    monkeypatch.setattr(own_program, "LIBRARY", Path(gpulock.__file__).parents[1])
     node.give_package_units()
     for verb in ("daemon-reload", "enable", "restart"):
         node.ctl("systemctl", verb, *UNITS)

@@ -14,7 +14,6 @@ from gpulock.install.files import InstallError
 from gpulock.install.systemd.units import (
     DAEMON,
     EXPORTER,
-    PACKAGE_PYTHON,
     SOCKET,
     SYSUSERS,
     TMPFILES,
@@ -45,8 +44,8 @@ def units(**keys: str) -> dict[str, str]:
 
 
 def drop_ins(**keys: str) -> dict[str, list[str]]:
-    """Return what stands in each drop-in for the package's Python."""
-    texts = drop_in_texts(PACKAGE_PYTHON, CONFIG, settings(**keys))
+    """Return what stands in each drop-in where a package brings the programs."""
+    texts = drop_in_texts("", CONFIG, settings(**keys))
     return {unit: text.splitlines()[3:] for unit, text in texts.items()}
 
 
@@ -136,14 +135,14 @@ def test_the_exporter_is_exposed_as_little_as_it_must_be(tmp_path: Path) -> None
 
 
 def test_a_package_with_default_settings_needs_nothing_beside_its_units() -> None:
-    assert drop_in_texts(PACKAGE_PYTHON, CONFIG, settings()) == dict.fromkeys(UNITS, "")
+    assert drop_in_texts("", CONFIG, settings()) == dict.fromkeys(UNITS, "")
     assert drop_ins(EXPORTER_LISTEN=":1")[SOCKET] == ["ListenStream=", "ListenStream=1"]
 
 
 def test_a_program_is_started_by_this_interpreter_with_these_settings() -> None:
     texts = drop_in_texts("/opt/g/bin/python3", Path("/srv/g.conf"), settings())
 
-    start = "/opt/g/bin/python3 -I -X faulthandler -m"
+    start = "/opt/g/bin/python3 -I -m"
     for unit, module in (
         (DAEMON, "gpulock.daemon.app"),
         (EXPORTER, "gpulock_exporter.app.program"),

@@ -13,11 +13,12 @@ import time
 from _signal import SIGKILL  # the C module: its Python face costs 4 ms
 
 from gpulock.deadline import Deadline
-from gpulock.errors import UNKNOWN, Refusal, one_line
+from gpulock.errors import UNKNOWN, Refusal, one_line, shorten
 
 POLL_SECONDS = 0.002
 KILL_SECONDS = 1.0  # for a child that was killed: on a file system that hangs it does not end
 ANSWER_LIMIT, PIECE = 1 << 24, 1 << 16  # bytes, in all and at once
+COMMAND_BYTES = 100  # of a command in a refusal
 
 
 class SchedulerProgram:
@@ -65,7 +66,8 @@ class SchedulerProgram:
         code, output = self.answer(arguments, deadline)
         said = output.decode("utf-8", "replace").strip()
         if code:
-            why = f"{self.name} ended with {code}: {one_line(said)[-200:]}"
+            command = shorten(" ".join([self.name, *arguments]), COMMAND_BYTES)
+            why = f"{command} ended with {code}: {one_line(said)[-200:]}"
             raise Refusal(UNKNOWN, why, self.hint)
         return said
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 DIGITS = 18  # of a number that is believed
-MOST_ENTRIES = 1000  # entries of a range
+MOST_ENTRIES = 1000  # of all ranges in a list
 TITLE = "slurmstepd: ["
 
 
@@ -108,7 +108,7 @@ def expand_gpu_list(text: str) -> list[str]:
             dash
             and is_slurm_number(first)
             and is_slurm_number(last)
-            and 0 <= int(last) - int(first) < MOST_ENTRIES
+            and 0 <= int(last) - int(first) < MOST_ENTRIES - len(entries)
         ):
             entries += [str(n) for n in range(int(first), int(last) + 1)]
         elif entry.startswith(("GPU-", "MIG-")) and entry.isprintable():

@@ -7,6 +7,7 @@ Parsing is pure; keys are lower case, since Slurm does not mind. What is not set
 from __future__ import annotations
 
 import glob
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
+from gpulock.errors import shorten
 from gpulock.install.files import InstallError
 from gpulock.store import atomic
 
 LARGEST: Final = 1 << 22  # bytes of one file: a cluster of thousands of nodes has some 100 KB
 _DEPTH: Final = 8  # of Include
+_LONGEST_LIST: Final = 1 << 16  # names: more than any cluster has
 _NO_VALUE: Final = ("", "(null)", "(null type)", "none")
 _UNLIMITED: Final = 65534  # NO_VAL16 of slurm.h, which 22.05 prints for "no PrologEpilogTimeout"
 _PAIR: Final = re.compile(r'([A-Za-z]\w*)\s*=\s*("[^"]*"|\S+)')
@@ -105,6 +108,7 @@ def expand_bracket_ranges(text: str, file: str) -> list[str]:
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         pieces = re.split(r"\[([^\]]*)\]", part)
         choices = [_expand_number_ranges(p, file) if n % 2 else [p] for n, p in enumerate(pieces)]
+        _check_length(len(names) + math.prod(map(len, choices)), text, file)
         names += ["".join(words) for words in product(*choices)]
     return names
 
@@ -116,8 +120,14 @@ def _expand_number_ranges(text: str, file: str) -> list[str]:
         if not first.isdigit() or (dash and not last.isdigit()):
             raise InstallError(f"[{text}] is no list of numbers; look at {file}")
         numbers = range(int(first), int(last if dash else first) + 1)
+        _check_length(len(expanded) + len(numbers), text, file)
         expanded += [str(number).zfill(len(first)) for number in numbers]
     return expanded
+
+
+def _check_length(count: int, text: str, file: str) -> None:
+    if count > _LONGEST_LIST:
+        raise InstallError(f"{shorten(text)} has more than {_LONGEST_LIST} names; look at {file}")
 
 
 def read_slurm_lines(path: Path, depth: int = 0) -> Iterator[tuple[Path, str]]:

@@ -127,7 +127,10 @@ class SystemdInstaller(NodePart):
 
     def parts(self) -> list[Item]:
         if self.settings.simulation:
-            raise InstallError(f"{self.config_path} is a simulated node's: its services are none")
+            raise InstallError(
+                f"{self.config_path} is a simulated node's, which has no services;"
+                " leave out --config for those of this machine"
+            )
         if not BOOTED.is_dir():
             raise InstallError(
                 "systemd does not run here; start gpulockd and gpulock-exporter yourself"

@@ -39,7 +39,7 @@ def test_a_client_gets_its_words_and_an_environment_of_ours(
 
 def test_one_that_fails_is_not_believed_and_its_last_words_are_the_reason(tmp_path: Path) -> None:
     write_client(tmp_path, "echo complex_values gpu=8; echo denied >&2; exit 1")
-    with pytest.raises(Refusal, match=r"qconf ended with \d+: .*denied") as caught:
+    with pytest.raises(Refusal, match=r"qconf -se node1 ended with \d+: .*denied") as caught:
         ask_qmaster(settings_of(tmp_path), "qconf", "-se", "node1")
     assert caught.value.kind == UNKNOWN
 

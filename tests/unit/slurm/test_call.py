@@ -72,6 +72,7 @@ def test_a_list_of_gpus_is_read_with_its_ranges(site: Site, text: str, entries: 
         "-1",
         "1-",
         "0-1-2",
+        "0-900,0-900",
         " 0",
         "0\n1",
         "0-1000",

@@ -210,7 +210,7 @@ def test_mps_that_does_not_quit_is_killed_and_its_pipes_are_removed(
     [
         ("fails", "failed.: An instance of this daemon is already running"),
         ("no-server", ": Server exited with status 1"),
-        ("never-ready", "systemd-run ended with 1"),
+        ("never-ready", " ended with 1: "),
     ],
 )
 def test_a_job_is_refused_with_the_reason_when_mps_does_not_start(

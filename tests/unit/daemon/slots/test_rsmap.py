@@ -171,8 +171,8 @@ def test_what_others_took_out_stays_out(site: Site) -> None:
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("down", "ids at qmaster are not updated: qconf ended with"),
-        ("deaf", "card of node1: qconf ended with"),
+        ("down", "ids at qmaster are not updated: qconf -se node1 ended with"),
+        ("deaf", "card of node1: qconf -mattr exechost complex_values"),
         ("vain", "not 3(GPU1 GPU3 GPU4) as was set"),  # another has changed the host meanwhile
     ],
 )

@@ -83,6 +83,15 @@ def test_expressions_are_expanded_in_their_order(text: str, names: list[str]) ->
     assert expand_bracket_ranges(text, "gres.conf") == names
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["n[1-99999999]", "n[1-40000,1-40000]", "n[0-999]r[0-999]", "a[1-40000],b[1-40000]"],
+)
+def test_an_expression_of_more_names_than_slurm_takes_is_refused_unread(text: str) -> None:
+    with pytest.raises(InstallError, match=r"more than 65536 names; look at slurm\.conf"):
+        expand_bracket_ranges(text, "slurm.conf")
+
+
 @pytest.mark.parametrize("text", ["/d/a[x]", "/d/a[0-]", "/d/a[]"])
 def test_an_expression_that_is_no_list_of_numbers_is_refused(text: str) -> None:
     with pytest.raises(InstallError, match=r"gres\.conf"):

@@ -101,8 +101,15 @@ class SlurmChecks:
         site = self.installer.site
         if site.conf is None or not self.conf.get("HASH_VAL").startswith("Different"):
             return
-        hooks = find_slurm_hooks(read_slurm_conf(site.conf), self.installer.paths, site.conf)
-        lacks = [hook.key for hook in hooks if not hook.ours and hook.key != TASK]
+        paths = self.installer.paths
+        in_force = find_slurm_hooks(self.conf, paths, site.conf)
+        own = find_slurm_hooks(read_slurm_conf(site.conf), paths, site.conf)
+        # a hook that slurmctld lacks as well is the installation's to name
+        lacks = [
+            one.key
+            for one, named in zip(own, in_force)
+            if named.ours and not one.ours and one.key != TASK
+        ]
         what = f"{site.conf} is not what slurmctld has read"
         do = "put the controller's there, then scontrol reconfigure"
         if lacks:

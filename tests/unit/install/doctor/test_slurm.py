@@ -169,6 +169,8 @@ def an_older_slurm_conf(node: SlurmNode, *, lacks: str = "(Prolog|TaskProlog|Epi
     node.set_in_force("HASH_VAL", DIFFERENT)
 
 
+# `installation` has said already that slurmctld goes by no hook
+hooks_nowhere = both(an_older_slurm_conf, put("Prolog", "(null)"), put("Epilog", "(null)"))
 without_task_prolog = partial(an_older_slurm_conf, lacks="TaskProlog")  # SPANK may run it
 no_gres_types = both(nothing_listed, put("GresTypes", "(null)"))
 long_epilog = partial(own_timeouts, prolog="120", epilog="65534")
@@ -211,6 +213,7 @@ def test_a_planted_fault_is_found(
         (put("SchedulerParameters", "(null)"), "recommended", "are not held"),
         (nothing_listed, "gres.conf", "no job gets a GPU"),
         (without_task_prolog, "slurm.conf", "is not what slurmctld has read"),
+        (hooks_nowhere, "slurm.conf", "is not what slurmctld has read"),
         (put("ProctrackType", "proctrack/linuxproc"), "recommended", "leftover processes"),
         (put("PrologFlags", "Contain,RunInJob"), "PrologFlags", "frees no GPU"),
         (put("JobSubmitPlugins", "(null)"), "recommended", "SPANK variables drain a node"),

@@ -28,7 +28,7 @@ def check_share_request(devices: list[Device], want: "ClaimRequest", settings: S
         from gpulock.node.kinds import format_device_kinds
 
         why = f"this node has no shares of a GPU, but {format_device_kinds(devices)}"
-        raise Refusal(INVALID_REQUEST, why, "ask for these")
+        raise Refusal(INVALID_REQUEST, why, "ask for whole GPUs")
     for device in devices:
         if device.id in want.wanted and device.id not in places:
             names = ", ".join([str(card.index) for card in cards])

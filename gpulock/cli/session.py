@@ -98,10 +98,11 @@ def parse_time(text: str, now: float, after: float = 0.0) -> float:
             return (at if at <= today else at - timedelta(days=1)).timestamp()
         if at > today or today - at > timedelta(hours=JUST_PAST):
             return (at if at > today else tomorrow).timestamp()
-        forms = f"past by then; for the next day write {tomorrow:%Y-%m-%dT%H:%M}"
+        fault = "is past" if after <= now else "is before the start"
+        fault += f"; for the next day write {tomorrow:%Y-%m-%dT%H:%M}"
     except (ValueError, OverflowError):
-        pass
-    raise ValueError(f"{text!r} is no time: {forms}")
+        fault = f"is no time: {forms}"
+    raise ValueError(f"{text!r} {fault}")
 
 
 class Session:

@@ -128,8 +128,7 @@ class SocketClaims:
         ids = tuple(device.id for device in grant.devices)
         if grant.fresh:
             self.rate.charge(account, PERIOD, clock_boottime())
-            who, took = f"pid {record.pid} ({record.user})", f"{grant.waited * 1000:.1f} ms"
-            self._journal.say(INFO, f"granted {' '.join(ids)} to {who}, {took}")
+            self._journal.say(INFO, f"granted {' '.join(ids)} to pid {record.pid} ({record.user})")
         places = grant.owner.places
         cards = {one.id.partition(SHARE)[0]: one for one in grant.devices}
         near = view.now + (request.seconds or node.settings.claim_max or SOON)

@@ -103,7 +103,11 @@ def release_command(
     ids = tuple(resolve_lock_id(name, known) for name in devices)
     ours = make_lock_filter(ids, meant)
     held = node.store.read_all_locks()
-    if socket_client.is_daemon_needed(node) and not force:
+    if socket_client.is_daemon_needed(node):
+        if force:
+            raise CommandRefusedError(
+                "--force is for root here", "leave it out to release your own"
+            )
         if job and not meant.pid:
             raise CommandRefusedError("--job is for root here", "use --pid PID, or DEVICE")
         if not (ids or pid or job):

@@ -99,10 +99,10 @@ def run_command(
             no = f": nothing of it is changed by {unused}" if unused else ""
             click.echo(f"gpulock: {names} of {who}, which this command is in{no}", err=True)
             exec_command(command, outer, node.settings, mask)
-    for record in around if wishes.wait else []:
+    for record in around:
         names = format_device_list(record.devices, node.devices())
         who = f"the claim of pid {record.pid}, which this command is in"
-        click.echo(f"gpulock: {who}, holds {names} meanwhile", err=True)
+        click.echo(f"gpulock: {who}, keeps {names}; this takes others", err=True)
     start_own_session()
     record = make_cli_owner(node, os.getpid(), RUN)
     grant = acquire_devices(session, node, record, want, wishes)

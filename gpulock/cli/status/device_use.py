@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from gpulock.daemon.core import sample
 from gpulock.daemon.core.sample import ClaimUsage, DeviceSample, Sample
-from gpulock.errors import one_line
+from gpulock.errors import one_line, shorten
 from gpulock.store.locks import Lock
 from gpulock.text.words import format_duration
 
 NONE_RUNS = "no gpulock-exporter runs that writes"
-LONGEST_FAULT = 60  # characters that are shown of what it says
+LONGEST_FAULT = 200  # bytes that are shown of what it says
 NOT_SHOWN = "utilisation and memory are not shown"
 
 
@@ -117,5 +117,5 @@ def why_not_shown(latest: Sample, folder: str, now: float, age: float, oldest: f
     if latest.looked is not None and now - latest.looked <= oldest:
         return ""
     since = "yet" if latest.looked is None else f"for {format_duration(now - latest.looked)}"
-    fault = f" ({one_line(latest.fault)[:LONGEST_FAULT]})" if latest.fault else ""
+    fault = f" ({shorten(one_line(latest.fault), LONGEST_FAULT)})" if latest.fault else ""
     return f"gpulock-exporter has had no answer from the driver {since}{fault}"

@@ -162,7 +162,10 @@ def test_the_end_of_a_reserve_is_the_first_such_time_after_its_begin(
         (("--from", "2h", "--to", "1h"), "--to is before --from"),
         (("--to", "noon"), "'noon' is no time: 14:00, 2h (from now) or 2026-12-01T14:00"),
         (("--to", "25:00"), "'25:00' is no time"),
-        (("--from", "19:40", "--to", "19:39"), "past by then; for the next day write 2"),
+        (
+            ("--from", "19:40", "--to", "19:39"),
+            "'19:39' is before the start; for the next day write 2",
+        ),
     ],
 )
 def test_a_time_that_means_nothing_reserves_nothing(
@@ -450,6 +453,6 @@ def test_where_lock_dir_is_gone_the_owner_of_the_records_may_change_them(site: S
     site.hold(2)
     shutil.rmtree(site.files.lock_dir)
     assert "freed by" in site.call("why", "2").stdout
-    os.chown(f"{site.files.lock_dir}.claims", 1001, 1001)
+    os.chown(f"{site.files.lock_dir}.claims", 654321, 654321)
     result = site.call("release", "2", "--force", "--reason", "x")
-    assert result.exit_code != 0 and "only uid 1001 may change locks" in result.stderr
+    assert result.exit_code != 0 and "only uid 654321 may change locks" in result.stderr

@@ -176,6 +176,10 @@ def test_a_user_gives_back_what_a_process_that_ended_has_left_or_a_gpu_where_no_
     [
         ((), "GPU 2 of the claim of pid {}, which this command is in; end that program, or: "),
         (("--job", "12"), "--job is for root here; use --pid PID, or DEVICE"),
+        (
+            ("--force", "--reason", "x"),
+            "--force is for root here; leave it out to release your own",
+        ),
     ],
 )
 def test_a_user_is_told_which_release_would_do(

@@ -66,7 +66,7 @@ def test_a_kind_that_is_not_here_is_told_with_what_is(two_models: Site) -> None:
     text = refused(two_models, "--model", "a100")
     assert "model a100: this node has v100-sxm2-32gb (4), h200 (4)" in text
     text = refused(two_models, "--share")
-    assert "no shares of a GPU, but v100-sxm2-32gb (4), h200 (4); ask for these" in text
+    assert "no shares of a GPU, but v100-sxm2-32gb (4), h200 (4); ask for whole GPUs" in text
     text = refused(two_models, "-n", "5")
     assert "5 GPUs asked for, all of one model: this node has" in text
 

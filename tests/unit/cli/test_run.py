@@ -313,7 +313,7 @@ def test_a_run_that_waits_says_what_its_own_shell_holds(site: Site) -> None:
     )
     pid, first, *_, last = site.shell(script).splitlines()
     who = f"the claim of pid {pid}, which this command is in"
-    assert first == f"gpulock: {who}, holds GPU 5 meanwhile"
+    assert first == f"gpulock: {who}, keeps GPU 5; this takes others"
     assert "--wait" not in last
 
 

@@ -403,7 +403,7 @@ def test_a_time_is_a_date_or_so_long_ago() -> None:
     for text, hours in (("8:30", 20.5), ("14:00", 2), ("2h", 2), ("2026-11-21T14:00", 2)):
         assert parse_time(text, now, now) == now + hours * 3600
     assert parse_time("14:00", now, now + 6 * 3600) == now + 26 * 3600
-    with pytest.raises(ValueError, match="past by then; for the next day write 2026-11-22T09:30"):
+    with pytest.raises(ValueError, match="'9:30' is past; for the next day write 2026-11-22T09:30"):
         parse_time("9:30", now, now)
     for none in ("2026-13-01", "25:00", "0001-01-01"):
         with pytest.raises(ValueError, match="is no time: 7d"):

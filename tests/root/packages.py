@@ -52,11 +52,14 @@ _APPTAINER = (
     *("squashfs-tools", "squashfuse", "util-linux"),
 )
 
+_OF_SID = Other("sid", "main", _APPTAINER, "sid")  # Apptainer is in no other release
+
 
 def _newer(release: str) -> Layer:
     """Return the root of a newer Slurm and Python."""
     packages = (*_PYTHON, *_TOOLS, *_PACKAGERS, *_SLURM, *_IMAGES, *_CONTAINERS)
-    return Layer(release, packages, others=(Other(release, "contrib", _NVML, "slurm-nvml"),))
+    others = (Other(release, "contrib", _NVML, "slurm-nvml"), _OF_SID)
+    return Layer(release, packages, others=others)
 
 
 LAYERS = {
@@ -70,7 +73,7 @@ LAYERS = {
         below="bookworm",
         others=(
             Other("bookworm", "contrib", _NVML, "slurm-nvml"),
-            Other("sid", "main", _APPTAINER, "sid"),  # Apptainer is in no other release
+            _OF_SID,
         ),
         extra="",
     ),

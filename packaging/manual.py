@@ -54,11 +54,12 @@ FILES: Final = (
     ("/var/lib/gpulock", "STATE_DIR: quarantine, reserves, history."),
     ("/run/gpulock-exporter", "The exporter's last sample."),
 )
-COMPLETIONS: Final = {
-    "bash": "bash-completion/completions/gpulock",
-    "zsh": "zsh/site-functions/_gpulock",
-    "fish": "fish/vendor_completions.d/gpulock.fish",
-}
+COMPLETIONS: Final = (
+    ("bash", "bash-completion/completions/gpulock"),
+    ("zsh", "zsh/site-functions/_gpulock"),  # of Fedora and its like
+    ("zsh", "zsh/vendor-completions/_gpulock"),  # of Debian and its like
+    ("fish", "fish/vendor_completions.d/gpulock.fish"),
+)
 
 
 class Page(NamedTuple):
@@ -184,7 +185,7 @@ def write_pages(folder: Path) -> list[Path]:
 
 def write_completions(folder: Path) -> None:
     """Write what completes `gpulock` in each shell where it looks below FOLDER."""
-    for shell, place in COMPLETIONS.items():
+    for shell, place in COMPLETIONS:
         kind = get_completion_class(shell)
         assert kind is not None
         path = folder / place

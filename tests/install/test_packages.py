@@ -23,7 +23,8 @@ from tests.labs.common.installed import SOAK
 pytestmark = [pytest.mark.install, pytest.mark.root, pytest.mark.timeout(900)]
 ROOT: Final = Path(__file__).resolve().parents[2]
 MACHINE: Final = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
-PYTHON: Final = f"PYTHONPATH=/{build.LIBRARY} python3"
+LIBRARY: Final = f"/{build.USR}/{build.LIBRARY}"
+PYTHON: Final = f"PYTHONPATH={LIBRARY} python3"
 PLAY: Final = f"{PYTHON} -m tests.install.job_load"
 # What `gpulock install sge` does to the node itself.
 INSTALL_HOOKS: Final = f"""
@@ -40,6 +41,7 @@ END
 {PYTHON} /tmp/hooks.py
 """
 EXPORTER: Final = "127.0.0.1:19465"
+START: Final = f"gpulock-exporter --config {NODE}/gpulock.conf --listen {EXPORTER}"
 USERS: Final = f"""
 echo WEB_CONFIG=/srv/web.yml >>{NODE}/gpulock.conf
 python3 >/srv/web.yml <<'END'
@@ -123,7 +125,7 @@ def packages(built: Built) -> Path:
 def marked(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two releases whose hooks note what they load, and a third whose hooks do not run."""
     folder = tmp_path_factory.mktemp("marked")
-    library = built.root / build.LIBRARY / "gpulock"
+    library = built.root / f".{LIBRARY}/gpulock"
     texts = {path: path.read_text() for path in library.rglob("*.py")}
     hooks = (library / "sge/prolog.py", library / "sge/epilog.py")
     for release, more in (("1", NOTES), ("2", NOTES), ("3", BROKEN)):
@@ -159,15 +161,14 @@ def check_programs(machine: Machine) -> None:
     machine.run("! gpulock demo")
     machine.run("test ! -e /etc/gpulock/gpulock.conf; gpulock config")
     assert machine.run("find /usr/lib/gpulock -name '*.so'") == "", "compiled: the distribution's"
-    share = f"/{build.LIBRARY}/gpulock/share/prolog"
+    share = f"{LIBRARY}/gpulock/share/prolog"
     start = f"{share}/drop-env"
     machine.run(f"code=0; {start} || code=$?; test $code = 100; {start} /bin/true 1 0 gpu.q")
     spank = (ROOT / "prolog/spank/spank_gpulock.c").read_text()
     assert machine.run(f"cat {share}/spank/spank_gpulock.c") == spank
-    machine.run(
-        "ls /usr/share/man/man1/gpulock-run.1.gz /usr/lib/systemd/system/gpulockd.service"
-        " /usr/share/zsh/site-functions/_gpulock"
-    )
+    machine.run("ls /usr/share/man/man1/gpulock-run.1.gz /usr/lib/systemd/system/gpulockd.service")
+    completed = "autoload -U compinit; compinit -D -u; print $_comps[gpulock]"
+    assert machine.run(f"zsh -c '{completed}'") == "_gpulock\n"
     started = machine.run("find /etc /usr/local -path '*systemd*gpulock*'")
     assert started == "", "nothing is started"
     machine.run("test ! -e /usr/lib/gpulock/hooks")
@@ -190,6 +191,11 @@ def check_refused_removal(machine: Machine, remove: str) -> None:
         machine.run(f"rm {needed}")
     machine.run(f"echo >{lock}; GPULOCK_REMOVE=anyway {remove}")
     machine.run(f"test ! -e /usr/lib/gpulock; test -e {lock}")
+
+
+def test_lintian_finds_no_error_in_a_deb(machine: Machine) -> None:
+    said = machine.run("lintian --allow-root --fail-on error /mnt/gpulock_*-1_*.deb")
+    assert "E: " not in said
 
 
 def test_a_deb_is_installed_upgraded_downgraded_and_removed(machine: Machine) -> None:
@@ -259,17 +265,29 @@ def test_no_hook_is_missing_or_mixed_while_packages_change_under_jobs(
     assert machine.run(f"readlink {CURRENT}") == first
 
 
+def scrape_until(metric: str, words: str = "") -> str:
+    """Return a script that starts the exporter, asks it until a metric is there, and ends it."""
+    ask = f"until curl -sf {EXPORTER}/metrics {words} | grep {metric}; do sleep 0.5; done"
+    return f"ip link set lo up; {START} & {ask}; kill $!; wait $! || true"
+
+
 def test_users_of_the_exporter_need_libraries_of_the_distribution(machine: Machine) -> None:
     machine.run(f"dpkg -i /mnt/gpulock_*-1_*.deb; gpulock simulate {NODE}; {USERS}")
-    start = f"gpulock-exporter --config {NODE}/gpulock.conf --listen {EXPORTER}"
-    ask = f"curl -sf --retry 60 --retry-connrefused --retry-delay 1 -u alice:secret {EXPORTER}"
-    seen = machine.run(f"ip link set lo up; {start} & {ask}/metrics; kill $!; wait $! || true")
-    assert "gpulock_exporter_build_info" in seen
+    machine.run(scrape_until("gpulock_exporter_build_info", "-u alice:secret"))
 
     for module in ("bcrypt", "yaml"):
         machine.run(f"rm -r /usr/lib/python3*/dist-packages/{module}")
-        assert f": python3-{module}, " in machine.run(start, status=3)
+        assert f": python3-{module}, " in machine.run(START, status=3)
         assert f"gpulock {__version__}" in machine.run("gpulock --version")
+
+
+def test_what_make_install_puts_below_a_prefix_runs_there(machine: Machine, packages: Path) -> None:
+    program = [sys.executable, str(ROOT / "packaging/build.py"), "--prefix", "/opt/gpulock"]
+    subprocess.run([*program, str(packages / "stage")], check=True, timeout=600)
+
+    machine.run("cp -a /mnt/stage/opt/gpulock /opt; ln -s /opt/gpulock/*bin/* /usr/local/bin")
+    assert machine.run("gpulockd --version") == f"gpulockd {__version__}\n"
+    machine.run(f"gpulock simulate {NODE}; {scrape_until('^gpulock_gpu_utilization_ratio')}")
 
 
 def test_hooks_of_a_scheduler_outlive_the_package(machine: Machine) -> None:

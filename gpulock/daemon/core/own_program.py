@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process of this gpulock starts another: a package's library is on no interpreter's path."""
+"""How a process of this gpulock starts another, also where its library is on no Python's path."""
 
 from __future__ import annotations
 
@@ -9,14 +9,24 @@ from typing import Final
 
 import gpulock
 
-LIBRARY: Final = Path("/usr/lib/gpulock/python")  # a package's; its __main__.py runs a module
+PACKAGE: Final = Path("/usr/lib/gpulock/python")
+
+
+def library_folder() -> Path:
+    """Return the folder that this gpulock is imported from."""
+    return Path(gpulock.__file__).parents[1]
 
 
 def is_package() -> bool:
     """Say whether this gpulock is a distribution's package."""
-    return Path(gpulock.__file__).parents[1] == LIBRARY
+    return library_folder() == PACKAGE
 
 
 def module_command(module: str) -> list[str]:
-    """Return how another process runs a module of this gpulock."""
-    return [sys.executable, "-I", *([str(LIBRARY)] if is_package() else ["-m"]), module]
+    """Return how another process runs a module of this gpulock.
+
+    A library of its own has a __main__.py, which runs a module (packaging/build.py).
+    """
+    library = library_folder()
+    is_own = (library / "__main__.py").exists()
+    return [sys.executable, "-I", str(library) if is_own else "-m", module]

@@ -148,8 +148,7 @@ class SystemdInstaller(NodePart):
     def drop_ins(self) -> dict[str, str]:
         """Return the drop-in of each unit; raise InstallError."""
         marked = Path(claims_root(self.settings.lock_dir), MARK).exists()
-        python = "" if is_package() else sys.executable
-        return units.drop_in_texts(python, self.config_path, self.settings, marked)
+        return units.drop_in_texts(is_package(), self.config_path, self.settings, marked)
 
     def items(self, drop_ins: Mapping[str, str]) -> list[Item]:
         """Return the services after their files; of a package's own files none."""

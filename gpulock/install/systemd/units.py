@@ -8,9 +8,11 @@ escaped.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from gpulock.daemon.core.own_program import module_command
 from gpulock.install.files import InstallError, find_share_folder
 from gpulock.install.setting_faults import HIGHEST_PORT
 from gpulock.node.settings import Settings
@@ -27,6 +29,10 @@ STATIC_FILES: Final = (SYSUSERS, TMPFILES, *UNITS)
 USER: Final = "gpulock-exporter"
 _UNIT_WRITES: Final = ("/run/", "/var/lib/gpulock/")  # ReadWritePaths= of gpulockd's unit
 _UNIT_LISTENS: Final = ["ListenStream=9465"]
+_PROGRAMS: Final = (  # what both units start: of a package, else by a module
+    (("/usr/sbin/gpulockd",), "gpulock.daemon.app"),
+    (("/usr/bin/gpulock-exporter",), "gpulock_exporter.app.program"),
+)
 _MAKE: Final = "ExecStartPre=+/usr/bin/install -d -m 0755"
 _LISTEN: Final = re.compile(r"([0-9.]+|\[[0-9A-Fa-f:.]+\]|):([0-9]{1,5})", re.ASCII)
 _ANY_COMMAND: Final = (
@@ -60,18 +66,17 @@ def read_static_files() -> dict[str, str]:
 
 
 def drop_in_texts(
-    python: str, config: Path, settings: Settings, was_isolated: bool = False
+    is_package: bool, config: Path, settings: Settings, was_isolated: bool = False
 ) -> dict[str, str]:
     """Return the drop-in of each unit, empty where it needs none; raise InstallError.
 
     What systemd would read otherwise is refused.
-    `python`: the interpreter that runs both programs, empty where a package brings them.
     `was_isolated`: by cgroup, in this boot, so that something may be left to clear away.
     """
-    daemon = start_directives("/usr/sbin/gpulockd", "gpulock.daemon.app", python, config)
-    exporter = start_directives(
-        "/usr/bin/gpulock-exporter", "gpulock_exporter.app.program", python, config
-    )
+    daemon, exporter = [
+        start_directives(program if is_package else module_command(module), config)
+        for program, module in _PROGRAMS
+    ]
     if settings.share_mps:  # it may write to the folder itself, not beside it
         daemon.append(f"{_MAKE} {check_unit_path('STATE_DIR', settings.mps_dir)}")
     if folders := writable_folders(settings):
@@ -89,13 +94,13 @@ def drop_in_texts(
     }
 
 
-def start_directives(program: str, module: str, python: str, config: Path) -> list[str]:
+def start_directives(command: Sequence[str], config: Path) -> list[str]:
     """Return how a program is started, nothing where the unit has it so already."""
-    if not python and str(config) == DEFAULT_PATH:
+    words = [check_unit_path("path", word) if "/" in word else word for word in command]
+    if len(command) == 1 and str(config) == DEFAULT_PATH:
         return []
-    start = f"{check_unit_path('interpreter', python)} -I -m {module}" if python else program
-    words = f"{start} --config {check_unit_path('settings file', str(config))}"
-    return ["ExecStart=", f"ExecStart={words}"]
+    line = " ".join([*words, "--config", check_unit_path("settings file", str(config))])
+    return ["ExecStart=", f"ExecStart={line}"]
 
 
 def check_unit_path(what: str, path: str) -> str:

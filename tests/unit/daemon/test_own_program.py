@@ -18,11 +18,10 @@ def test_another_process_runs_a_module_of_this_gpulock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packaged: bool
 ) -> None:
     if packaged:
-        build.write_programs(tmp_path)
-        library = tmp_path / build.LIBRARY
+        build.write_programs(tmp_path, "opt")
+        library = tmp_path / "opt" / build.LIBRARY
         (library / "gpulock").symlink_to(Path(gpulock.__file__).parent)
         monkeypatch.setattr(gpulock, "__file__", str(library / "gpulock/__init__.py"))
-        monkeypatch.setattr(own_program, "LIBRARY", library)
 
     command = [*own_program.module_command("gpulock.daemon.app"), "--version"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -97,4 +97,5 @@ def test_each_shell_gets_a_completion_where_it_looks(share: Path) -> None:
     subprocess.run(["bash", "-n", bash], check=True)
     fish = (share / "fish/vendor_completions.d/gpulock.fish").read_text()
     assert "_GPULOCK_COMPLETE=fish_complete" in fish
-    assert (share / "zsh/site-functions/_gpulock").read_text().startswith("#compdef gpulock")
+    for folder in ("site-functions", "vendor-completions"):  # Fedora's, Debian's
+        assert (share / f"zsh/{folder}/_gpulock").read_text().startswith("#compdef gpulock")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import gpulock
 from gpulock.daemon.core import own_program, sample
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor import daemon
@@ -192,7 +191,7 @@ def test_the_packages_units_are_compared_with_the_settings_once_one_of_them_runs
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = make_systemd_node(tmp_path, monkeypatch)
-    monkeypatch.setattr(own_program, "LIBRARY", Path(gpulock.__file__).parents[1])
+    monkeypatch.setattr(own_program, "PACKAGE", own_program.library_folder())
     monkeypatch.setattr(units, "DEFAULT_PATH", str(node.config))
     node.give_package_units()
     node.ctl("systemctl", "enable", DAEMON)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import gpulock
 from gpulock.daemon.core import own_program
 from gpulock.install.files import InstallError
 from gpulock.install.systemd import install
@@ -74,7 +73,7 @@ def test_of_a_package_only_the_drop_ins_are_written_and_what_runs_is_started_afr
     node: SystemdNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody enabled the package's units."""
-    monkeypatch.setattr(own_program, "LIBRARY", Path(gpulock.__file__).parents[1])
+    monkeypatch.setattr(own_program, "PACKAGE", own_program.library_folder())
     node.give_package_units()
     for verb in ("daemon-reload", "enable", "restart"):
         node.ctl("systemctl", verb, *UNITS)

@@ -38,14 +38,14 @@ def settings(**keys: str) -> Settings:
 
 def units(**keys: str) -> dict[str, str]:
     """Return each unit as systemd reads it: its file, then its drop-in."""
-    drop_ins = drop_in_texts(sys.executable, CONFIG, settings(**keys))
+    drop_ins = drop_in_texts(False, CONFIG, settings(**keys))
     static = read_static_files()
     return {unit: f"{static[unit]}{text}" for unit, text in drop_ins.items()}
 
 
 def drop_ins(**keys: str) -> dict[str, list[str]]:
     """Return what stands in each drop-in where a package brings the programs."""
-    texts = drop_in_texts("", CONFIG, settings(**keys))
+    texts = drop_in_texts(True, CONFIG, settings(**keys))
     return {unit: text.splitlines()[3:] for unit, text in texts.items()}
 
 
@@ -56,7 +56,7 @@ def values(text: str, name: str) -> list[str]:
 
 def write(folder: Path, **keys: str) -> list[str]:
     """Write the units with their drop-ins, as an installation in /opt has them."""
-    drop_ins = drop_in_texts(sys.executable, CONFIG, settings(**keys))
+    drop_ins = drop_in_texts(False, CONFIG, settings(**keys))
     for name in UNITS:
         (folder / name).write_text(read_static_files()[name])
         (folder / f"{name}.d").mkdir()
@@ -135,12 +135,15 @@ def test_the_exporter_is_exposed_as_little_as_it_must_be(tmp_path: Path) -> None
 
 
 def test_a_package_with_default_settings_needs_nothing_beside_its_units() -> None:
-    assert drop_in_texts("", CONFIG, settings()) == dict.fromkeys(UNITS, "")
+    assert drop_in_texts(True, CONFIG, settings()) == dict.fromkeys(UNITS, "")
     assert drop_ins(EXPORTER_LISTEN=":1")[SOCKET] == ["ListenStream=", "ListenStream=1"]
 
 
-def test_a_program_is_started_by_this_interpreter_with_these_settings() -> None:
-    texts = drop_in_texts("/opt/g/bin/python3", Path("/srv/g.conf"), settings())
+def test_a_program_is_started_by_this_interpreter_with_these_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/opt/g/bin/python3")
+    texts = drop_in_texts(False, Path("/srv/g.conf"), settings())
 
     start = "/opt/g/bin/python3 -I -m"
     for unit, module in (
@@ -246,4 +249,4 @@ def test_a_path_that_systemd_would_read_differently_is_refused(path: str) -> Non
     what.cdi_dir = path
 
     with pytest.raises(InstallError, match="cannot stand in a unit"):
-        drop_in_texts(sys.executable, CONFIG, what)
+        drop_in_texts(False, CONFIG, what)

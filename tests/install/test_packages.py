@@ -285,7 +285,7 @@ def test_what_make_install_puts_below_a_prefix_runs_there(machine: Machine, pack
     program = [sys.executable, str(ROOT / "packaging/build.py"), "--prefix", "/opt/gpulock"]
     subprocess.run([*program, str(packages / "stage")], check=True, timeout=600)
 
-    machine.run("cp -a /mnt/stage/opt/gpulock /opt; ln -s /opt/gpulock/*bin/* /usr/local/bin")
+    machine.run("cp -a /mnt/stage/opt/gpulock /opt; ln -s /opt/gpulock/*bin/* /usr/bin")
     assert machine.run("gpulockd --version") == f"gpulockd {__version__}\n"
     machine.run(f"gpulock simulate {NODE}; {scrape_until('^gpulock_gpu_utilization_ratio')}")
 

@@ -44,7 +44,7 @@ _IMAGES = ("bubblewrap", "busybox-static", "fuse2fs", "fuse3", "squashfs-tools",
 _CONTAINERS = ("charliecloud-runtime", "podman", "runc")
 _LABS = (
     *("dbus-user-session", "libbsd-dev", "libcap-dev", "libpam-systemd"),
-    *("docker.io", "lintian", "tmux"),
+    *("docker.io", "lintian", "perl", "tmux"),
 )
 _NVML = ("slurm-wlm-nvml-plugin",)
 _APPTAINER = (

@@ -24,6 +24,7 @@ from gpulock.store import quarantine
 from gpulock.store.reservations import Reservation, write_reservations
 from gpulock.workstation.wire import RELEASED, RESERVE, UNRESERVE, SocketReply, SocketRequest
 from tests.support.cli_site import Site, dead_process
+from tests.support.clock import VirtualClock
 from tests.support.fake_mps import leave_mps
 from tests.support.faults import disk_full
 from tests.support.trees import Box
@@ -307,7 +308,10 @@ def test_restore_ends_a_quarantine_and_no_reserve(site: Site) -> None:
     assert site.call("restore", "3").exit_code == 1
 
 
-def test_a_test_is_asked_for_and_gpulockd_runs_it_once_the_gpu_is_free(site: Site) -> None:
+def test_a_test_is_asked_for_and_gpulockd_runs_it_once_the_gpu_is_free(
+    site: Site, clock: VirtualClock
+) -> None:
+    clock.now += 90  # the machine may have been booted just now
     assert "HEALTH_COMMAND is not set" in site.call("test", "3").stderr
     site.set("HEALTH_COMMAND=/bin/true\n")
     node = site.node()

@@ -22,6 +22,7 @@ from gpulock.node.settings import parse_settings
 from gpulock.node.settings_file import read_settings
 from gpulock.store.verdicts import FRESH, write_verdicts
 from tests.support.cli_site import Site
+from tests.support.clock import VirtualClock
 from tests.support.install_site import harm
 from tests.support.systemd_site import SystemdNode, make_systemd_node
 from tests.support.trees import BOOT, Box
@@ -102,8 +103,14 @@ def test_a_daemon_that_was_stopped_or_reconciles_no_more_does_not_answer(
 
 @pytest.mark.parametrize(("boot", "ago", "warned"), [(BOOT, 5, 0), (BOOT, 60, 1), ("x", 60, 0)])
 def test_an_exporter_that_wrote_in_this_boot_and_writes_no_more_is_a_warning(
-    box: Box, boot: str, ago: float, warned: int, monkeypatch: pytest.MonkeyPatch
+    box: Box,
+    boot: str,
+    ago: float,
+    warned: int,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: VirtualClock,
 ) -> None:
+    clock.now += ago  # the machine may have been booted just now
     monkeypatch.setattr(install, "BOOTED", box.root / "none")
     head = f"{sample.SAMPLE_LINE}\nboot_id={boot}\nboottime={clock_boottime() - ago}\n"
     (box.root / "run-exporter").mkdir()

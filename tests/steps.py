@@ -22,6 +22,7 @@ SLURM = ("lab and not sge", "tests/labs/slurm", "tests/labs/both")
 SHORT = ("short and not sge", *SLURM[1:])
 
 SITE = "tests/install/test_site.py"
+ARM64 = "tests/install/test_arm64.py"  # its root alone has QEMU
 PROCESS_KINDS = "tests/labs/isolation/test_process_kinds.py"
 INSTALLED = (
     "tests/labs/systemd/test_locks.py::test_installed_means_started_enabled_and_approved_by_doctor"
@@ -158,7 +159,7 @@ SOAK = (
     ),
     Step(
         "full counts",
-        pytest("-m", "lab or sweep or soak", "--timeout", "14400", "tests"),
+        pytest("-m", "lab or sweep or soak", "--timeout", "14400", f"--ignore={ARM64}", "tests"),
         9000,
         "labs",
         needs_root=True,
@@ -186,5 +187,9 @@ SOAK = (
         for root in ("bullseye", "trixie")
     ),
     python("sid", 120),
+    Step(
+        *("arm64", pytest("-m", "install", ARM64), 90, "arm64", True, True),
+        env=(("NETWORK", "host"),),
+    ),
 )
 PLANS = {"test": TEST, "labs": LABS, "soak": SOAK}

@@ -29,6 +29,32 @@ mount --bind "$packages" mnt
 chroot . /bin/bash -e -c "$script"
 exit $?
 """
+# A root of another machine. binfmt_misc(5) of a user namespace of its own names QEMU for it, and
+# nothing outside.
+_EMULATE: Final = r"""
+set -e
+top=$1 packages=$2 script=$3
+mount -t overlay overlay -o "lowerdir=/srv/arm64,upperdir=$top/upper,workdir=$top/work" "$top/root"
+inner='
+until [ "$(id -u)" = 0 ]; do sleep 0.05; done
+mount -t binfmt_misc none /proc/sys/fs/binfmt_misc
+head="\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
+mask="\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff"
+printf %s ":arm64:M::$head:$mask:/usr/bin/qemu-aarch64-static:F" >/proc/sys/fs/binfmt_misc/register
+cd "$1/root"
+mount -t proc proc proc
+mount --rbind /dev dev
+mount --bind "$1/run" run
+mount --bind "$2" mnt
+chroot . /bin/bash -e -c "$3"
+exit $?
+'
+unshare --user --mount --pid --fork --kill-child sh -e -c "$inner" enter "$@" &
+until [ "$(readlink /proc/$!/ns/user)" != "$(readlink /proc/self/ns/user)" ]; do sleep 0.05; done
+echo "0 0 4294967295" >/proc/$!/uid_map
+echo "0 0 4294967295" >/proc/$!/gid_map
+wait $!
+"""
 
 
 def copy_demo(folder: Path, *more: str) -> None:
@@ -40,6 +66,8 @@ def copy_demo(folder: Path, *more: str) -> None:
 
 class Machine:
     """A machine for one test, with the packages at /mnt; what is written there stays."""
+
+    enter = _ENTER
 
     def __init__(self, top: Path, packages: Path) -> None:
         self._words = [str(top), str(packages)]
@@ -56,7 +84,7 @@ class Machine:
                 "--propagation=private",
                 "bash",
                 "-c",
-                _ENTER,
+                self.enter,
                 "enter",
                 *self._words,
                 script,
@@ -71,3 +99,9 @@ class Machine:
         )
         assert done.returncode == status, done.stdout
         return done.stdout
+
+
+class EmulatedMachine(Machine):
+    """Likewise an arm64 machine, whose programs QEMU plays."""
+
+    enter = _EMULATE

@@ -95,14 +95,16 @@ def is_signed_by_a_key(status: str) -> bool:
 
 
 class Archive:
-    """One component of a release of Debian, by its signed index."""
+    """One component of a release of Debian for one kind of machine, by its signed index."""
 
-    def __init__(self, release: str, cache: Path, component: str = "main") -> None:
+    def __init__(
+        self, release: str, cache: Path, component: str = "main", machine: str = "amd64"
+    ) -> None:
         self._mirror = find_mirror()
         self._cache = cache
         self._index: dict[str, dict[str, str]] = {}
         self._providers: dict[str, list[str]] = {}
-        name = f"{component}/binary-amd64/Packages.xz"
+        name = f"{component}/binary-{machine}/Packages.xz"
         digest = self._signed_digests(release).get(name)
         data = download(f"{self._mirror}/dists/{release}/{name}")
         if hashlib.sha256(data).hexdigest() != digest:

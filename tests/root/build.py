@@ -111,7 +111,7 @@ def _make(layer: Layer, folder: Path, cache: Path) -> None:
     _merge_usr(folder)
     unpack(archive.fetch(sorted({*names} - {*there})), folder)
     for other in layer.others:
-        beside = Archive(other.release, cache, other.component)
+        beside = Archive(other.release, cache, other.component, other.machine)
         top = folder / "srv" / other.folder
         _merge_usr(top)
         # what one of contrib needs is in the root

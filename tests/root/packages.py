@@ -13,6 +13,7 @@ class Other(NamedTuple):
     component: str
     packages: tuple[str, ...]
     folder: str
+    machine: str = "amd64"
 
 
 class Layer(NamedTuple):
@@ -52,6 +53,11 @@ _APPTAINER = (
     *("squashfs-tools", "squashfuse", "util-linux"),
 )
 
+_ARM = (
+    *("base-files", "bash", "coreutils", "dash", "diffutils", "dpkg", "findutils", "grep"),
+    *("libc-bin", "mawk", "passwd", "procps", "python3", "python3-psutil", "sed", "tar"),
+    "util-linux",
+)
 _OF_SID = Other("sid", "main", _APPTAINER, "sid")  # Apptainer is in no other release
 
 
@@ -75,6 +81,13 @@ LAYERS = {
             Other("bookworm", "contrib", _NVML, "slurm-nvml"),
             _OF_SID,
         ),
+        extra="",
+    ),
+    "arm64": Layer(  # another machine's root, whose programs QEMU plays
+        "bookworm",
+        ("qemu-user-static",),
+        below="labs",
+        others=(Other("bookworm", "main", _ARM, "arm64", "arm64"),),
         extra="",
     ),
 }

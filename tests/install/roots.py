@@ -33,7 +33,8 @@ exit $?
 # nothing outside.
 _EMULATE: Final = r"""
 set -e
-top=$1 packages=$2 script=$3
+top=$1
+mount -t proc proc /proc
 mount -t overlay overlay -o "lowerdir=/srv/arm64,upperdir=$top/upper,workdir=$top/work" "$top/root"
 inner='
 until [ "$(id -u)" = 0 ]; do sleep 0.05; done

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,12 +57,16 @@ class Node:
             self.install_cluster()
         return self.python(GPULOCK, *INSTALL, *args)
 
-    @contextmanager
-    def installing(self, *args: str) -> Generator[subprocess.Popen[str]]:
+    def installing(self, *args: str) -> AbstractContextManager[subprocess.Popen[str]]:
         """Give `gpulock install sge` while it runs, as the leader of a group."""
-        line = [*self.sge.machines[self.name].enter(), sys.executable, "-c", GPULOCK, *INSTALL]
+        return self.running(GPULOCK, *INSTALL, *args)
+
+    @contextmanager
+    def running(self, program: str, *args: str) -> Generator[subprocess.Popen[str]]:
+        """Give Python while it runs as root on the node, as the leader of a group."""
+        line = [*self.sge.machines[self.name].enter(), sys.executable, "-c", program, *args]
         with subprocess.Popen(
-            [*line, *args],
+            line,
             env={"PATH": PATH, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -47,7 +47,7 @@ class CardState:
         """Return why the card is worse than it should be for any job, or nothing."""
         return one_line("; ".join(self.failed().values()))[:LONGEST_WORDS]
 
-    def note_command(self, failure: str, begun: float) -> None:
+    def note_command(self, failure: str, begun: "float | None") -> None:
         """Note how HEALTH_COMMAND ended; a card that does not answer stays suspect for that."""
         before = self.describe_failed()
         self.checks[COMMAND], self.tested = failure, begun

@@ -144,7 +144,11 @@ class HealthPolicy(Chore):
 
     def _check_cards(self, snapshot: HealthSnapshot) -> None:
         """Check every card of which a fresh sample tells, and keep what failed."""
-        cards, commanded = snapshot.cards, bool(snapshot.node.settings.health_command)
+        cards = snapshot.cards
+        if not snapshot.node.settings.health_command:  # any more
+            for state in cards.states.values():
+                if COMMAND in state.checks:
+                    state.note_command("", None)
         memory = {
             name: findings.check_memory(seen)
             for name, seen in snapshot.fresh.items()
@@ -159,9 +163,8 @@ class HealthPolicy(Chore):
             width, links = state.most
             state.most = max(width, seen.pcie_width or 0), max(links, seen.nvlink_active or 0)
             others = [one for other, one in snapshot.fresh.items() if other != name]
-            kept = {key: why for key, why in state.checks.items() if key == COMMAND and commanded}
-            if left := state.checks.get(MEMORY_CHECK):
-                kept[MEMORY_CHECK] = left  # until it is looked at again: while it is held it is not
+            # memory until it is looked at again: while it is held it is not
+            kept = {k: why for k, why in state.checks.items() if k in (COMMAND, MEMORY_CHECK)}
             state.checks = {
                 **findings.check_links(seen, others, state.most),
                 **kept,

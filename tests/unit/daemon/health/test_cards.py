@@ -178,7 +178,8 @@ def test_the_most_that_a_card_had_outlives_gpulockd_and_no_boot(tmp_path: Path) 
         act()
 
 
-def test_a_check_that_nobody_wants_any_more_is_no_finding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_check_that_nobody_wants_any_more_is_no_finding(tmp_path: Path, sampled: bool) -> None:
     ward = Ward(tmp_path, 1, HEALTH_COMMAND="/bin/true")
     ward.tell(0, *WORDS)
     cards = ward.cards()
@@ -187,6 +188,8 @@ def test_a_check_that_nobody_wants_any_more_is_no_finding(tmp_path: Path) -> Non
     ward.save(cards)
     ward.round(tests=False)
     assert "command" in ward.cards().of(bus(0)).failed()
+    assert ward.cards().of(bus(0)).suspect
     del ward.settings["HEALTH_COMMAND"]
-    ward.round()
-    assert ward.cards().of(bus(0)).failed() == {}
+    (ward.exporter / "sample").unlink()
+    ward.round(sampled=sampled)
+    assert (ward.cards().of(bus(0)).failed(), ward.cards().of(bus(0)).suspect) == ({}, "")

@@ -159,7 +159,7 @@ SOAK = (
     ),
     Step(
         "full counts",
-        pytest("-m", "lab or sweep or soak", "--timeout", "14400", f"--ignore={ARM64}", "tests"),
+        pytest("-m", "(lab or sweep or soak) and not install", "--timeout", "14400", "tests"),
         9000,
         "labs",
         needs_root=True,
@@ -187,6 +187,11 @@ SOAK = (
         for root in ("bullseye", "trixie")
     ),
     python("sid", 120),
+    Step(
+        *("packages", pytest("-m", "install", f"--ignore={ARM64}", "tests"), 600, "labs"),
+        *(True, True),
+        env=(("NETWORK", "host"), *FULL),
+    ),
     Step(
         *("arm64", pytest("-m", "install", ARM64), 90, "arm64", True, True),
         env=(("NETWORK", "host"),),

@@ -187,7 +187,8 @@ def test_an_installation_killed_at_a_change_is_taken_out(node: Node) -> None:
     objects, files = node.objects(), node.files()
     for point in points_of_changes(node.install("--dry-run")):
         assert "\ninstalled: sge\n" not in node.python(KILLED_ITEMS, str(point), *INSTALL)
-        assert "uninstalled: sge" in node.uninstall(), point
+        said = node.uninstall()  # before the map is written, nothing is installed
+        assert "uninstalled: sge" in said or "nothing to do: sge" in said, point
         assert (node.objects(), node.files()) == (objects, files), point
     node.sge.qconf("-dconf", NODE)
 

@@ -196,9 +196,4 @@ class SlurmSite(Site):
         hooks = hook_programs(HookPaths(prefix / "current"))
         mode = by_slurm if self.is_selected_by_slurm else by_gpulock
         mode(self.gpus, hooks=hooks, cpus=max(CPUS, jobs))
-        state = self.slurm.path_in(NODE, "/var/lib/gpulock")
-        text = (state / "slurm-map").read_text()
-        # what the older `install slurm` wrote beside its map: a copy of gres.conf
-        known = dict(line.split("=", 1) for line in text.splitlines()[1:])
-        (state / "slurm-gres.conf").write_bytes(Path(known["gres_conf"]).read_bytes())
         yield

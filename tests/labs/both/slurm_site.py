@@ -18,7 +18,7 @@ from tests.labs.slurm.confined import confined_site
 from tests.labs.slurm.gpulock import Gpulock, hook_programs
 from tests.labs.slurm.hooks import Stops, leak, stops
 from tests.labs.slurm.lab import JobId
-from tests.labs.slurm.modes import EXTRA, MORE, NODE, by_gpulock, by_slurm
+from tests.labs.slurm.modes import EXTRA, MORE, NODE, by_gpulock, by_slurm, write_map
 from tests.support.wait import LabError, wait_until
 
 LATER: Final = "BeginTime"  # why a job waits that was sent back
@@ -196,4 +196,6 @@ class SlurmSite(Site):
         hooks = hook_programs(HookPaths(prefix / "current"))
         mode = by_slurm if self.is_selected_by_slurm else by_gpulock
         mode(self.gpus, hooks=hooks, cpus=max(CPUS, jobs))
+        if not self.is_selected_by_slurm:
+            write_map(self.gpus, NODE, ())  # as `install slurm` does: by it gpulock is known
         yield

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import click
 
-from gpulock.cli.select import SelectError, Subject, parse_bare_pid, parse_job, resolve_lock_id
+from gpulock.cli.select import SelectError, Subject, parse_bare_pid, parse_job, resolve_device_id
 from gpulock.cli.session import CommandRefusedError, Session, echo_wrapped, name_config, parse_time
 from gpulock.node.context import Node
 from gpulock.report.claims import GpuTimes, ReportedClaim
@@ -112,10 +112,10 @@ def parse_history_query(
         begin = 0.0 if since is None else parse_time(since, now)
         end = float("inf") if until is None else parse_time(until, now)
         meant = Subject() if job is None else parse_job(job)
-        place = "" if device is None else resolve_lock_id(device, node.devices_if_driver())
+        device_id = "" if device is None else resolve_device_id(device, node.devices_if_driver())
     except (ValueError, SelectError) as fault:
         raise click.UsageError(name_config(str(fault))) from fault
-    return meant.query(since=begin, until=end, user=name, device=place)
+    return meant.query(since=begin, until=end, user=name, device=device_id)
 
 
 def print_history_claims(node: Node, query: ClaimQuery, faults: HistoryFaults, limit: int) -> None:

@@ -44,6 +44,7 @@ class Subject(NamedTuple):
             return record.scheduler == "process" and record.pid == self.pid
         if record.scheduler in ("process", "admin") or not self.job:
             return False
+        # 12.1 may be the job 12 itself, which is no array
         return record.job_id == self.job and self.task in ("", record.task_id or "1")
 
     def query(self, **more: Any) -> ClaimQuery:
@@ -91,7 +92,10 @@ def parse_job(text: str) -> Subject:
 
 
 def parse_bare_pid(text: str) -> Subject:
-    """Return what a number means that is of no job: the process whose claim status shows by it."""
+    """Return what a number means that is of no job: the process whose claim status shows by it.
+
+    Its `pid` is 0 where the text is no number.
+    """
     text = text.strip()
     return Subject(pid=int(text) if text.isascii() and text.isdigit() else 0)
 
@@ -128,24 +132,29 @@ def match_devices(text: str, devices: Sequence[Device]) -> list[Device]:
     exact = [d for d in devices if lower in (d.id, d.label().lower(), d.uuid.lower())]
     if exact:
         return exact
-    if place := parse_lock_id(lower):
-        bus, instance, _ = place
+    if parts := parse_lock_id(lower):
+        bus, instance, _ = parts
         return [d for d in devices if d.bus == bus and instance in ("", d.id[len(bus) :])]
     if len(text) < LEAST_UUID:
         return []
-    whole = re.compile(f"([a-z]+-)?{re.escape(lower)}")  # with or without its `GPU-`
-    return [d for d in devices if d.uuid and whole.match(d.uuid.lower())]
+    beginning = re.compile(f"([a-z]+-)?{re.escape(lower)}")  # with or without its `GPU-`
+    return [d for d in devices if d.uuid and beginning.match(d.uuid.lower())]
 
 
 def resolve_lock_id(name: str, devices: Sequence[Device]) -> str:
     """Return the lock id a name stands for, also of what the driver does not show (any more).
 
-    Raises SelectError.
+    That of a place on a card stands for this one alone. Raises SelectError.
     """
-    place = parse_lock_id(name.lower())
-    if place is not None and not match_devices(name, devices):
-        return "".join(place)
-    return match_one_device(name, devices).id
+    parts = parse_lock_id(name.lower())
+    if parts is not None and not match_devices(name, devices):
+        return "".join(parts)
+    return match_one_device(name, devices).id + (parts[2] if parts else "")
+
+
+def resolve_device_id(name: str, devices: Sequence[Device]) -> str:
+    """Return the id of the device a name stands for, of a place its card; raise SelectError."""
+    return resolve_lock_id(name, devices).partition(SHARE)[0]
 
 
 def parse_lock_id(text: str) -> tuple[str, str, str] | None:

@@ -18,7 +18,7 @@ from gpulock.alloc.node_view import check_no_mps_ends, read_node_view
 from gpulock.alloc.reaper import free_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.claims.release import check_reason
-from gpulock.cli.select import SelectError, match_devices, resolve_lock_id
+from gpulock.cli.select import SelectError, match_devices, resolve_device_id
 from gpulock.cli.session import (
     CommandRefusedError,
     Session,
@@ -229,7 +229,7 @@ def find_admin_device(node: Node, device: str, card: bool = False) -> tuple[list
     """Return the node's devices, and the id of the one that is meant; raise Refusal."""
     known = node.devices_if_driver()
     try:
-        return known, resolve_lock_id(device, known)
+        return known, resolve_device_id(device, known)
     except SelectError:
         cards = {one.bus for one in match_devices(device, known)}
         if not card or len(cards) != 1:

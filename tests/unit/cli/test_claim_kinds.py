@@ -127,3 +127,12 @@ def test_a_share_whose_mps_does_not_come_is_given_back(
 def test_what_makes_no_sense_is_a_wrong_use(split: Site, words: str, why: str) -> None:
     said = refused(split, *words.split())
     assert "Usage: " in said and why in said
+
+
+def test_a_release_of_one_place_leaves_the_others_of_its_card(site: Site) -> None:
+    site.hold_places(3, "12", 0)
+    site.hold_places(3, "13", 1)
+    words = (f"{site.id(3)}.share0", "--force", "--reason", "x")
+    assert site.call("release", *words).stdout == "freed GPU 3 (was job 12 of alice)\n"
+    assert [*site.node().store.read_all_locks()] == [f"{site.id(3)}.share1"]
+    assert site.call("history", "--device", f"{site.id(3)}.share1").exit_code == 0

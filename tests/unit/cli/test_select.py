@@ -94,8 +94,14 @@ def test_a_number_is_a_device_where_there_is_one_and_a_job_otherwise() -> None:
 
 
 def test_what_the_driver_does_not_show_is_named_by_any_form_of_its_id() -> None:
-    forms = ("3B:00.0", "FF:00.0", "00000000:FF:00.0.gi3.ci0", "ff:00.0.share2")
-    names = ["0000:3b:00.0", "0000:ff:00.0", "0000:ff:00.0.gi3.ci0", "0000:ff:00.0.share2"]
+    forms = ("3B:00.0", "3b:00.0.share1", "FF:00.0", "00000000:FF:00.0.gi3.ci0", "ff:00.0.share2")
+    names = [
+        "0000:3b:00.0",
+        "0000:3b:00.0.share1",
+        "0000:ff:00.0",
+        "0000:ff:00.0.gi3.ci0",
+        "0000:ff:00.0.share2",
+    ]
     assert [resolve_lock_id(text, NODE) for text in forms] == names
 
 

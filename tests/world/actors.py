@@ -228,7 +228,10 @@ def slurm_task(
     child = tree.spawn("python3", ppid=stepd.pid, uids=(USER,) * 4)
     chosen = [str(int(uuid.split("-")[1])) for uuid in environ["SLURM_JOB_GPUS"].split(",")]
     own = {**users, MASK: ",".join(chosen), "SLURM_GPUS_ON_NODE": str(len(chosen))}
-    if kernel.program(child, lambda: task.main(own, CONFIG)) != 0 or not stepd.alive:
+    allowed = kernel.program(child, lambda: task.main(own, CONFIG)) == 0
+    if stepd.alive:
+        site.check_waiting(f"job {number}", token)
+    if not (allowed and stepd.alive):
         return
     lines = child.output.decode().splitlines()
     mask = next((line for line in lines if line.startswith(f"export {MASK}=")), "")

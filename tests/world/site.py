@@ -229,8 +229,18 @@ class Site:
         self.check()
         return mine
 
+    def check_waiting(self, who: str, token: str) -> None:
+        """Raise Violation where the record of a job is gone whose first task just begins."""
+        record = f"{self.records}/claims/{token}/record"
+        safe = not token or self.lost or self.closed or self.read_field(record, "devices")
+        if not safe:
+            raise Violation(f"{who} lives, and its record is gone before its first task")
+
     def check(self) -> None:
-        """Raise Violation where a device of a living owner is in no record of its claim."""
+        """Raise Violation where a device of a living owner is in no record of its claim.
+
+        A record is enough: a device is taken if a record or a lock names it.
+        """
         if self.lost or self.closed:
             return
         for mine in self.held:

@@ -25,7 +25,7 @@ from gpulock.report.scan import (
 )
 from gpulock.report.sources import find_job_claims, find_unwritten_claims
 from gpulock.report.text import (
-    CLAIMS,
+    CLAIM_COLUMNS,
     advise_on_last_run,
     claim_cells,
     format_gpu_hours,
@@ -124,7 +124,7 @@ def print_history_claims(node: Node, query: ClaimQuery, faults: HistoryFaults, l
     shown = heads[-limit:]
     rows = [claim_cells(claim) for claim in parse_heads(shown, faults)]
     if rows:
-        click.echo("\n".join(table.render_table(CLAIMS, rows, table.terminal_width())))
+        click.echo("\n".join(table.render_table(CLAIM_COLUMNS, rows, table.terminal_width())))
     if len(shown) < len(heads):
         click.echo("earlier claims are not shown: --last 0 shows all, --by user sums all")
     total = sum_claims(shown, faults, "", query.device).get("", GpuTimes())

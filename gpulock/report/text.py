@@ -31,7 +31,7 @@ LEVELS: Final = "_.-=+*%#"  # of a line over time, from 0 to 1
 WHOLE: Final = 6  # claims that are told in full; more are a line each
 WIDTH: Final = 80
 KILOWATT_HOUR: Final = 3_600_000.0  # joules
-COLUMNS: Final = (
+DEVICE_COLUMNS: Final = (
     Column("GPU", right=True),
     Column("BUSY", least=5),
     Column("", right=True),
@@ -40,7 +40,7 @@ COLUMNS: Final = (
     Column("MEMORY PEAK", right=True),
     Column("ENERGY", right=True),
 )
-CLAIMS: Final = (
+CLAIM_COLUMNS: Final = (
     Column("ENDED"),
     Column("JOB", least=8),
     Column("USER", least=6),
@@ -61,7 +61,7 @@ def format_job_report(claims: Sequence[ReportedClaim]) -> list[str]:
     """Return the report of a job: its claims from the first to the last."""
     lines: list[str] = []
     if len(claims) > WHOLE:
-        lines += table.render_table(CLAIMS, [claim_cells(claim) for claim in claims], WIDTH)
+        lines += table.render_table(CLAIM_COLUMNS, [claim_cells(claim) for claim in claims], WIDTH)
     else:
         for claim in claims:
             lines += [*([""] if lines else []), *format_full_claim(claim)]
@@ -83,9 +83,11 @@ def advise_on_last_run(claims: Sequence[ReportedClaim]) -> str:
 def format_full_claim(claim: ReportedClaim) -> list[str]:
     """Return one claim in full."""
     lines = [format_claim_heading(claim), *format_claim_times(claim), ""]
-    lines += table.render_table(COLUMNS, [report_device_cells(card) for card in claim.cards], WIDTH)
+    rows = [report_device_cells(card) for card in claim.cards]
+    lines += table.render_table(DEVICE_COLUMNS, rows, WIDTH)
     shapes = {card.name: card.shape for card in claim.cards if card.shape}
     width = max([shape["width"] for shape in shapes.values()], default=0.0)
+    # on one scale: a device with a finer one is not drawn
     drawn = {name: shape["use"] for name, shape in shapes.items() if shape["width"] == width}
     if any(len(use) > 1 for use in drawn.values()):
         lines += ["", f"Over time, {format_duration(width)} a column; blank: not observed"]
@@ -127,7 +129,7 @@ def format_claim_times(claim: ReportedClaim) -> list[str]:
 
 
 def report_device_cells(card: ReportedDevice) -> list[Cell]:
-    """Return one device."""
+    """Return one device: the bar is of all the time, its colour of what was observed."""
     use, (said, idle, unseen) = card.times.utilization, card.times.shares()
     drawn = draw_bar(card.times.busy / card.times.held) if use is not None else "not observed"
     colour = next((name for limit, name in COLOURS if use is not None and use < limit), None)

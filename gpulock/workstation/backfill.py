@@ -33,7 +33,7 @@ FIRST_TURN, LONGEST_TURN = 600.0, 14400.0  # seconds
 
 
 class QueueView:
-    """What one turn of the queue goes by; `held` are the locks, which most turns do without."""
+    """What one look along the line goes by; `held` are the locks, which most do without."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -61,9 +61,9 @@ class QueueView:
 
 
 def find_turn(waited: float) -> tuple[bool, float]:
-    """Return whether free devices are kept for the first caller, which has waited so long.
+    """Return whether free devices are kept for the first caller, and for how long that stays so.
 
-    And for how many seconds that stays so.
+    `waited`: seconds for which its user has been the first to wait for others, without a grant.
     """
     turn, left = FIRST_TURN, waited
     while left >= 2 * turn:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue of users' claims, by number: who is served, who waits, and what each is told.
 
-A claim that fails may cost a look at all processes: between two changes of the locks a question
-is asked once. LOCK_DIR/waiting tells everybody who waits; a gpulockd that starts again finds there
-the numbers of those who come back.
+A claim that fails may cost a look at all processes: a caller is tried once a round. A round begins
+when a lock comes or goes, and when all of the line were answered, every PAUSE seconds.
+LOCK_DIR/waiting tells everybody who waits; a gpulockd that starts again finds there the numbers of
+those who come back.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class WaitQueue:
         self._left: list[WaitingCaller] = []  # of the gpulockd before, not yet back
         self._left_until = 0.0
         self._next = 0.0
-        self._round = 1  # raised whenever a claim may have another answer
+        self._round = 1  # raised where a lock came or went, or all of the line were answered
         self._published = b""
 
     def recover(self) -> None:
@@ -82,7 +83,7 @@ class WaitQueue:
         self._number = max(self._number, caller.number)
         client.caller, client.until = caller, since + request.wait
         if account not in [one.peer.account for one in self._line]:
-            self._kept_since.pop(account, None)
+            self._kept_since.pop(account, None)  # who had nobody in line waits anew
         self._line.append(client)
         self._line.sort(key=lambda one: one.caller)
         self._next = 0.0
@@ -131,7 +132,7 @@ class WaitQueue:
         """Go along the line as far as to one claim, or one end; return whether all were seen."""
         first: Client | None = None  # of those who wait for other users
         kept: dict[str, str] = {}  # for whom devices are kept, by id
-        shown = sorted([one.number for one in self._list_callers(now)])
+        shown = [one.number for one in self._list_callers(now)]
         for client in list(self._line):
             number = client.caller.number
             if is_stopped(view.node, client.peer.pid):
@@ -170,8 +171,8 @@ class WaitQueue:
                     state = waiting.KEPT if kept else "others may go first"
                     end = time.strftime("%H:%M", time.localtime(view.now + left))
                     why = f"{state} until {end}; {why}"
-            place = bisect_left(shown, number)
-            client.tell(SocketReply(WAITING, why=why, number=number, before=place), now)
+            before = bisect_left(shown, number)
+            client.tell(SocketReply(WAITING, why=why, number=number, before=before), now)
             if tried:
                 self._next = now + RETRY_DELAY
                 return False
@@ -227,7 +228,7 @@ class WaitQueue:
             for client in self._line
             if now < client.until
         ]
-        return [*self._left, *callers]
+        return sorted([*self._left, *callers])
 
     def _publish(self) -> None:
         """Tell everybody who waits, where that changed."""
@@ -242,7 +243,10 @@ class WaitQueue:
 
 
 def last_reply(reply: SocketReply, why: str, waited: bool) -> SocketReply:
-    """Return the reply that ends a call; one that still waits is refused. `why` as for a turn."""
+    """Return the reply that ends a call; one that still waits is refused.
+
+    `why` is why it was not served, where that was not for want of devices.
+    """
     if reply.state != WAITING:
         return reply
     if why:

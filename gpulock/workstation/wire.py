@@ -116,7 +116,7 @@ def parse_request(data: bytes) -> SocketRequest:
 
 
 def request_words(request: SocketRequest) -> str:
-    """Return what a claim asks for, in a few words, and its comment."""
+    """Return what a claim asks for, in a few words, and its note."""
     what = "share" if request.share else request.device_kind.partition(":")[2] or "GPU"
     note = f", {quote_text(request.note)}" if request.note else ""
     if request.devices:

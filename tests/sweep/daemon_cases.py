@@ -27,9 +27,9 @@ from tests.sweep.stage import GONE
 
 
 class Round(Reap):
-    """A round of gpulockd. `removed` is what somebody has removed: it has to put that back.
+    """A round of gpulockd. `removed` is what somebody has removed: the round puts that back.
 
-    It is `locks_dir` or `claims_dir`.
+    Where the round was disturbed, the next claim does. It is `locks_dir` or `claims_dir`.
     """
 
     def __init__(self, root: Path, *, gone: int = 2, removed: str = "") -> None:

@@ -108,6 +108,7 @@ def sge_run(site: Site, number: int, count: int, lingers: bool, asks: str, user:
         process = tree.spawn("python3", ppid=shepherd.pid)
         return kernel.program(process, lambda: main(words, environ, CONFIG))
 
+    # Behind a failed prolog no epilog runs here, though execd starts one: the harder case.
     if hook(sge_prolog.main) == 0 and shepherd.alive:
         told = (job.folder / "environment").read_text().splitlines()
         mask = next((line for line in told if line.startswith(f"{MASK}=")), "")

@@ -13,7 +13,7 @@ from gpulock_exporter.frame import DeviceTelemetry
 from gpulock_exporter.nvml.answers import NAMED, NvmlDevice, PollContext, calls
 from gpulock_exporter.nvml.card import NvmlCard, NvmlMigDevice, Records
 from gpulock_exporter.nvml.field_values import ENERGY, NVLINK, POWER, read_fields
-from gpulock_exporter.nvml.gpm import GpmWindow, is_gpm_supported
+from gpulock_exporter.nvml.gpm import GPM, is_gpm_supported
 from gpulock_exporter.nvml.process_lists import read_processes
 from gpulock_exporter.nvml.utilisation_samples import NOTHING, BusyTime
 
@@ -22,7 +22,8 @@ TURNS = 8  # cards take turns within that time
 WHOLE = 100  # percent
 NO_SAMPLES = pynvml.NVML_ERROR_NOT_FOUND
 
-MEMORY_V2 = NAMED.bind("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2)  # 510
+BUSY_SAMPLES = "busy samples"  # what a card may not have
+MEMORY_V2 = NAMED.bind("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2)  # driver 510 or later
 
 
 def collect_utilization(card: NvmlCard, records: Records, poll: PollContext) -> None:
@@ -43,7 +44,7 @@ def collect_utilization(card: NvmlCard, records: Records, poll: PollContext) -> 
 
 def _collect_busy_samples(card: NvmlCard, poll: PollContext) -> BusyTime | None:
     """Return what the driver's buffer says, None where it has none."""
-    if card.is_absent(poll, BusyTime):
+    if card.is_absent(poll, BUSY_SAMPLES):
         return None
     since = card.samples.since(poll.now)
     kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
@@ -52,11 +53,11 @@ def _collect_busy_samples(card: NvmlCard, poll: PollContext) -> BusyTime | None:
     except pynvml.NVMLError as fault:
         if fault.value == NO_SAMPLES:
             return card.samples.add((), poll.now)
-        absent = card.refused(poll, "utilization", BusyTime, fault.value)
+        absent = card.refused(poll, "utilization", BUSY_SAMPLES, fault.value)
         return None if absent else NOTHING
     busy = card.samples.add(samples, poll.now)
     if not card.samples.sound:
-        poll.fail("utilization", card.lock_id, "its samples cannot be")
+        poll.fail("utilization", card.lock_id, "its samples are impossible")
     return busy
 
 
@@ -132,11 +133,11 @@ def collect_slow_counters(card: NvmlCard, records: Records, poll: PollContext) -
         turn = SLOW / TURNS * (card.index % TURNS) if not card.slow.due else 0.0
         card.slow.due = poll.now + SLOW - turn
         windowed = card.has_gpm and not card.mig  # collect_gpm gives it there
-        by_gpm = windowed and not card.is_absent(poll, GpmWindow)
+        by_gpm = windowed and not card.is_absent(poll, GPM)
         card.slow.read(card, poll, nvlink=card.links is not None, pcie=not by_gpm)
     vars(records[0]).update(card.slow.values)
     for collector, fault in card.slow.failures.items():
-        poll.fail(collector, "", fault)
+        poll.fail(collector, "", fault)  # which names the card
 
 
 def collect_processes(card: NvmlCard, records: Records, poll: PollContext) -> None:

@@ -37,6 +37,7 @@ MIB = 1 << 20
 WHOLE = 100.0
 ROUNDING = 1.0  # percent that a metric may be above the whole
 FASTEST = 1e8  # MiB/s, a hundred times what any link does
+GPM = "GPM"  # what a device may not have
 
 
 class GpmMeasurement(NamedTuple):
@@ -63,7 +64,7 @@ class GpmWindow:
 
     def step(self, poll: PollContext, device: NvmlDevice) -> GpmMeasurement | None:
         """Return a window that ends now, None where none does."""
-        if device.is_absent(poll, GpmWindow):
+        if device.is_absent(poll, GPM):
             self.latest = self._since = None
             return None
         if self._since is not None and poll.now - self._since < SHORTEST_WINDOW:
@@ -81,7 +82,7 @@ class GpmWindow:
                 for number, value in self.latest.wrong.items():
                     poll.fail("gpm", device.lock_id, f"metric {number} cannot be {value}")
         except pynvml.NVMLError as fault:
-            device.refused(poll, "gpm", GpmWindow, fault.value)
+            device.refused(poll, "gpm", GPM, fault.value)
         return self.latest
 
     def close(self) -> None:
@@ -112,11 +113,11 @@ def measure_gpm_window(values: dict[int, float], seconds: float) -> GpmMeasureme
 
 def is_gpm_supported(device: NvmlDevice, poll: PollContext) -> bool:
     """Return whether the card has GPM."""
-    if device.is_absent(poll, GpmWindow):
+    if device.is_absent(poll, GPM):
         return False
     support = device.query(poll, "gpm", calls.nvmlGpmQueryDeviceSupport)
     if support is not None and not support.isSupportedDevice:
-        device.refused(poll, "gpm", GpmWindow, pynvml.NVML_ERROR_NOT_SUPPORTED)
+        device.refused(poll, "gpm", GPM, pynvml.NVML_ERROR_NOT_SUPPORTED)
         return False
     return support is not None
 

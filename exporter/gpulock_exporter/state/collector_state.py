@@ -64,8 +64,8 @@ class CollectorState:
     """The exporter's memory and what the driver said last.
 
     `process_scan` makes a fresh look at processes. It is asked when a list is new, when other
-    claims hold the device, after locks could not be read, and on each tick without a list while a
-    foreign process is there. `models` are by id, also of what is gone.
+    claims hold the device, and after locks could not be read. Where frames no longer come, it is
+    asked on each tick while a foreign process is there. `models` are by id, also of what is gone.
     """
 
     def __init__(
@@ -160,7 +160,8 @@ class CollectorState:
     ) -> dict[str, ProcessList]:
         """Return the process lists of a frame; of a device that has none, what was listed before.
 
-        For a while: where the next list fails as well, who is on the device is not known.
+        For a while: where the next list fails as well, who is on the device is not known. The
+        frame with that list may be late by `max_sample_age`.
         """
         kept_for = LISTS_MISSED * self.settings.process_period + self.settings.max_sample_age
         lists: dict[str, ProcessList] = {}

@@ -103,7 +103,7 @@ def test_busy_seconds_are_those_of_the_buffer(tmp_path: Path) -> None:
             frames = [eye.look() for _ in range(5)]
             found = [(device(one).busy, device(one).observed) for one in frames]
             assert found == [(0, 0)] * 5
-            assert frames[0].failures == {"utilization": f"{card.bus}: its samples cannot be"}
+            assert frames[0].failures == {"utilization": f"{card.bus}: its samples are impossible"}
 
 
 def test_without_a_buffer_a_look_stands_for_the_time_since_the_last(tmp_path: Path) -> None:

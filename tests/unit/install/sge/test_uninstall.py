@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import pytest
 from click.testing import Result
 
@@ -250,3 +253,69 @@ def test_both_ways_are_shown_and_the_cluster_goes_last(site: Site) -> None:
     last = call(site, "uninstall", "sge", "--cluster")
     assert (last.exit_code, last.stdout.splitlines()[-1]) == (0, "uninstalled: sge --cluster")
     assert call(site, "uninstall", "sge").stdout.startswith("nothing to do: sge")
+
+
+# --- whatever is installed, edited and uninstalled, in any order: what is the site's stays --------
+
+Objects = dict[str, dict[str, str]]
+
+
+def site_values(site: Site) -> Objects:
+    """Return what Grid Engine's objects have, without what is gpulock's."""
+    ours = re.escape(str(site.hooks))
+    objects = {name: qconf_values(site.show(name)) for name in OBJECTS}
+    for hook in ("prolog", "epilog"):
+        objects["sq"][hook] = re.sub(rf",?\[@gpulock=root@{ours}[^]]*\]", "", objects["sq"][hook])
+    for name in (*REPORTED, "gpu.free"):
+        objects["sc"].pop(name, None)
+    del objects["se"]["load_values"]  # execd's
+    own = objects["sconf-node1"]
+    own.pop("#node1:", None)
+    for key in ("load_sensor", "shepherd_cmd"):
+        left = [
+            one for one in own.pop(key, "none").split(",") if not one.startswith(str(site.hooks))
+        ]
+        own |= {key: ",".join(left)} if left not in ([], ["none"]) else {}
+    return objects
+
+
+def edit_as_administrator(site: Site, number: int, draw: random.Random) -> None:
+    """Change an object as an administrator does at any time."""
+    name = draw.choice(OBJECTS)
+    old, new = {
+        "sq": (r"(?m)^seq_no\s.*$", f"seq_no                {number}"),
+        "sc": (r"(?m)^(cpu\s.*)$", rf"\1\nlater{number} later{number} INT <= YES NO 0 0"),
+        "se": (r"slots=16", f"slots=16,later{number}={number}"),
+        "sconf": (r"(?m)^(login_shells\s.*)$", rf"\1,later{number}"),
+        "sconf-node1": (r"(?m)^(gid_range\s.*)$", rf"\1\nlater{number} {number}"),
+    }[name]
+    text = site.show(name)
+    assert re.search(old, text)
+    (site.state / name).write_text(re.sub(old, new, text, count=1))
+    with site.config.open("a") as file:
+        file.write(f"# the site's {number}\n")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_the_sites_stays_in_any_order_of_installations_and_edits(
+    site: Site, seed: int
+) -> None:
+    draw = random.Random(seed)
+    site.install_cluster()
+    acts = (
+        site.install_all,
+        site.uninstall,
+        lambda: site.run(site.cluster().removal(), Wanted.ABSENT),
+    )
+    for number in range(10):
+        edit_as_administrator(site, number, draw)
+        values, settings = site_values(site), site.config.read_text()
+        draw.choice(acts)()
+        assert site_values(site) == values
+        assert site.config.read_text().startswith(settings)
+
+    site.uninstall()
+    assert site.run(site.cluster().removal(), Wanted.ABSENT).remainders == []
+    assert site_values(site) == values
+    assert (site.in_force("prolog"), site.in_force("epilog")) == ("NONE", "NONE")
+    assert not site.hooks.exists()
